@@ -1,0 +1,69 @@
+"""The frozen message from the host's wing to the device's: what one step computes, in plain tuples.
+
+Owns nothing; names no tensor. A batch is a list of chunks: decoding is a chunk of one token.
+"""
+
+from typing import NamedTuple
+
+from nv_engine.params import SamplingParams
+
+
+class Admission(NamedTuple):
+    """A sequence takes a slot (first time, or again after preemption)."""
+
+    slot: int
+    params: SamplingParams
+    seed: int
+    """64-bit key of every draw of this sequence."""
+    prompt_len: int
+    token_ids: tuple[int, ...]
+    """Prompt and what was generated so far (penalties count them)."""
+
+
+class BlockAppend(NamedTuple):
+    """Block ids appended to a slot's block table at `index`."""
+
+    slot: int
+    index: int
+    block_ids: tuple[int, ...]
+
+
+class BlockCopy(NamedTuple):
+    """The first `num_tokens` tokens of block `source` go to block `destination`, before the step computes."""
+
+    source: int
+    destination: int
+    num_tokens: int
+
+
+class Chunk(NamedTuple):
+    """Some tokens of one sequence: positions start .. start + num_tokens."""
+
+    slot: int
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...]
+    """The tokens, or () for the one token that the slot sampled last and keeps on the device."""
+    samples: bool
+    """True if the chunk reaches the sequence's end, so that the next token is drawn."""
+
+
+class Batch(NamedTuple):
+    """One step, or a burst of `num_steps` equal decode steps in which every row samples."""
+
+    chunks: tuple[Chunk, ...]
+    admissions: tuple[Admission, ...] = ()
+    appends: tuple[BlockAppend, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    num_steps: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in each of the steps."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+class StepResult(NamedTuple):
+    """What came back: token_ids[step][i] for the i-th chunk that samples."""
+
+    token_ids: list[list[int]]
