@@ -21,15 +21,15 @@ class Admission(NamedTuple):
 
 
 class BlockAppend(NamedTuple):
-    """Block ids appended to a slot's block table at `index`."""
+    """Block ids appended to a slot's block table, from entry `first` on."""
 
     slot: int
-    index: int
+    first: int
     block_ids: tuple[int, ...]
 
 
 class BlockCopy(NamedTuple):
-    """The first `num_tokens` tokens of block `source` go to block `destination`, before the step computes."""
+    """The first `num_tokens` tokens of a block go to another, before the step computes."""
 
     source: int
     destination: int
