@@ -1,0 +1,59 @@
+import pytest
+from nv_engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("max_num_batched_tokens", 0),
+        ("max_num_seqs", 0),
+        ("max_num_seqs", 2.0),
+        ("max_model_len", 1),
+        ("max_in_flight", -1),
+        ("num_kvcache_blocks", 0),
+        ("kvcache_block_size", 8),
+        ("kvcache_block_size", 48),
+        ("kvcache_block_size", 100),
+        ("gpu_memory_utilization", 0),
+        ("gpu_memory_utilization", 1.5),
+        ("seed", "x"),
+        ("swap_space", -1),
+        ("dtype", "int8"),
+        ("attention_backend", "flashinfer"),
+        ("load_format", "pickle"),
+        ("kv_cache_dtype", "int4"),
+        ("quantization", "bnb"),
+        ("distributed_executor_backend", "mpi"),
+        ("tensor_parallel_size", 0),
+        ("tensor_parallel_size", 9),
+    ],
+)
+def test_out_of_range_names_option_and_value(option: str, value: object) -> None:
+    with pytest.raises(ValueError, match=option) as error:
+        EngineConfig(model="m", **{option: value})
+    assert str(value) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("quantization", "awq"),
+        ("deterministic", True),
+        ("kv_cache_dtype", "fp8"),
+        ("tensor_parallel_size", 2),
+        ("distributed_executor_backend", "ray"),
+    ],
+)
+def test_what_is_not_built_says_so(option: str, value: object) -> None:
+    with pytest.raises(NotImplementedError, match=f"{option}=.*not built"):
+        EngineConfig(model="m", **{option: value})
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 192, 256, 1024])
+def test_block_sizes(size: int) -> None:
+    assert EngineConfig(model="m", kvcache_block_size=size).kvcache_block_size == size
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        EngineConfig(model="m").seed = 3

@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+from nv_engine.device.memory import (
+    GIB,
+    BlockNeed,
+    available_host_memory,
+    cpu_blocks,
+    device_blocks,
+)
+
+NEED = BlockNeed(block_bytes=GIB // 8, one_sequence=2, all_sequences=10)
+
+
+def test_cpu_takes_what_is_needed_within_a_quarter() -> None:
+    assert cpu_blocks(NEED, available=100 * GIB) == 10
+    assert cpu_blocks(NEED, available=4 * GIB) == 8
+
+
+def test_device_takes_what_is_left() -> None:
+    assert device_blocks(NEED, budget=10 * GIB, used=9 * GIB) == 8
+    assert device_blocks(NEED, budget=100 * GIB, used=0) == 10
+
+
+def test_too_little_names_numbers_and_option() -> None:
+    with pytest.raises(ValueError, match=r"0\.12 GiB.*raise num_kvcache_blocks"):
+        cpu_blocks(NEED, available=GIB // 4)
+    with pytest.raises(ValueError, match="raise gpu_memory_utilization"):
+        device_blocks(NEED, budget=GIB, used=2 * GIB)
+
+
+def machine(root: Path, available: int, limits: dict[str, tuple[str, str]], own: str) -> Path:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable: {available // 1024} kB\n")
+    (root / "proc/self/cgroup").write_text(own)
+    for folder, (limit, usage) in limits.items():
+        path = root / "sys/fs/cgroup" / folder
+        path.mkdir(parents=True, exist_ok=True)
+        old = own.startswith("4:memory")
+        (path / ("memory.limit_in_bytes" if old else "memory.max")).write_text(limit)
+        (path / ("memory.usage_in_bytes" if old else "memory.current")).write_text(usage)
+    return root
+
+
+def test_a_parent_cgroup_binds(tmp_path: Path) -> None:
+    limits = {"box": (str(3 * GIB), str(GIB)), "box/job": ("max", str(GIB))}
+    root = machine(tmp_path, 64 * GIB, limits, "0::/box/job\n")
+    assert available_host_memory(root) == 2 * GIB
+
+
+def test_version_1_cgroup_binds(tmp_path: Path) -> None:
+    limits = {"memory/job": (str(5 * GIB), str(GIB))}
+    root = machine(tmp_path, 64 * GIB, limits, "4:memory:/job\n")
+    assert available_host_memory(root) == 4 * GIB
+
+
+def test_without_cgroups_the_kernel_says(tmp_path: Path) -> None:
+    assert available_host_memory(machine(tmp_path, 7 * GIB, {}, "")) == 7 * GIB

@@ -1,0 +1,104 @@
+import math
+
+import pytest
+from nv_engine.params import SamplingParams
+
+
+def test_defaults_are_the_contract() -> None:
+    params = SamplingParams()
+    assert (params.n, params.temperature, params.top_p, params.top_k, params.min_p) == (
+        1,
+        1.0,
+        1.0,
+        -1,
+        0.0,
+    )
+    assert (params.max_tokens, params.min_tokens, params.seed) == (16, 0, None)
+    assert params.detokenize
+    assert params.skip_special_tokens
+    assert params.spaces_between_special_tokens
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("n", 1.5),
+        ("n", True),
+        ("temperature", math.nan),
+        ("temperature", -0.1),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 7),
+        ("top_p", math.nan),
+        ("top_k", 0.5),
+        ("top_k", -2),
+        ("min_p", math.nan),
+        ("min_p", 1.1),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("seed", 1.0),
+        ("seed", 2**64),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 2.5),
+        ("min_tokens", -1),
+        ("logprobs", -2),
+        ("prompt_logprobs", 0.5),
+        ("stop", [""]),
+        ("stop", 3),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", ["a"]),
+        ("allowed_token_ids", []),
+        ("logit_bias", {-1: 1.0}),
+        ("bad_words", [""]),
+    ],
+)
+def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field) as error:
+        SamplingParams(**{field: value})
+    assert (
+        str(value) in str(error.value) or repr(value) in str(error.value) or field == "logit_bias"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"min_p": 1.0},
+        {"max_tokens": None},
+        {"seed": -5},
+        {"seed": 2**64 - 1},
+        {"stop": "end"},
+        {"stop": ["a", "b"]},
+        {"logprobs": -1},
+        {"logit_bias": {3: -100.0}},
+    ],
+)
+def test_edges_are_accepted(fields: dict[str, object]) -> None:
+    assert SamplingParams(**fields).changed(fields) or fields == {"top_k": -1}
+
+
+def test_min_tokens_within_max_tokens() -> None:
+    with pytest.raises(ValueError, match="min_tokens is 9"):
+        SamplingParams(min_tokens=9, max_tokens=8)
+    assert SamplingParams(min_tokens=9, max_tokens=None).min_tokens == 9
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(ValueError, match="detokenize=True"):
+        SamplingParams(stop="x", detokenize=False)
+    assert SamplingParams(stop="x").stop_strings == ("x",)
+    assert SamplingParams().stop_strings == ()
+
+
+def test_unknown_field_and_positional_are_type_errors() -> None:
+    with pytest.raises(TypeError):
+        SamplingParams(temprature=1.0)
+    with pytest.raises(TypeError):
+        SamplingParams(2)
