@@ -1,0 +1,78 @@
+"""Picks an op's implementation by the device of its first argument.
+
+Owns the table of Triton ops and nothing else. Never imports Triton before a CUDA tensor comes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from nv_kernels import reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+# Where an op's Triton version lives: nv_kernels.triton.<module>, under the op's own name.
+# An op that is not listed runs its definition on CUDA tensors too.
+TRITON_OPS: dict[str, str] = {}
+
+
+class OnDevice(Protocol):
+    """A tensor or a KV cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+
+
+First = TypeVar("First", bound=OnDevice)
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
+
+
+def dispatched(
+    definition: Callable[Concatenate[First, Rest], Result],
+) -> Callable[Concatenate[First, Rest], Result]:
+    """Wrap a definition so that CUDA tensors reach its Triton version, where there is one.
+
+    Args:
+        definition: an op of `nv_kernels.reference`.
+
+    Returns:
+        The op: same signature, first argument by position.
+    """
+
+    @wraps(definition)
+    def op(first: First, /, *rest: Rest.args, **named: Rest.kwargs) -> Result:
+        if first.device.type == "cuda":
+            result: Result = _on_cuda(definition)(first, *rest, **named)
+            return result
+        return definition(first, *rest, **named)
+
+    return op
+
+
+@cache
+def _on_cuda(definition: Callable[..., Any]) -> Callable[..., Any]:
+    name = definition.__name__
+    if name not in TRITON_OPS:
+        return definition
+    module = importlib.import_module(f"nv_kernels.triton.{TRITON_OPS[name]}")
+    implementation: Callable[..., Any] = vars(module)[name]
+    return implementation
+
+
+rms_norm = dispatched(reference.rms_norm)
+add_rms_norm = dispatched(reference.add_rms_norm)
+silu_and_mul = dispatched(reference.silu_and_mul)
+linear = dispatched(reference.linear)
+embedding = dispatched(reference.embedding)
+apply_rope = dispatched(reference.apply_rope)
+store_kv = dispatched(reference.store_kv)
+qk_norm_rope_store = dispatched(reference.qk_norm_rope_store)
+copy_blocks = dispatched(reference.copy_blocks)
+sample = dispatched(reference.sample)

@@ -1,0 +1,80 @@
+"""The paged KV cache of one layer: its shape, its order in memory, its size.
+
+Owns how a block is laid out. Never decides which block belongs to whom: that is nv-cache's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Order = Literal["NHD", "HND"]
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of one layer, as views that hide the order in memory.
+
+    Attributes:
+        k: [num_blocks, block_size, Hkv, D], any strides, D contiguous.
+        v: as `k`.
+        k_scale: a stored key times this is the key (1 unless the cache is fp8).
+        v_scale: as `k_scale`, for values.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache lives."""
+        return self.k.device
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """What a backend wants one layer's cache to look like.
+
+    Attributes:
+        num_blocks: blocks in the pool.
+        block_size: tokens a block.
+        num_kv_heads: Hkv of this rank.
+        head_dim: D.
+        dtype: element type; torch.float8_e4m3fn stores values divided by a scale.
+        order: "NHD" keeps a token's heads together, "HND" a head's tokens of a block.
+    """
+
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    order: Order
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in one layer, keys and values together."""
+        elements = self.block_size * self.num_kv_heads * self.head_dim
+        return 2 * elements * self.dtype.itemsize
+
+    def allocate(self, device: torch.device | str) -> KVCache:
+        """Allocate the pool, zeroed: a slot that was never written must not hold a NaN.
+
+        Args:
+            device: where to put it.
+
+        Returns:
+            Two views [num_blocks, block_size, Hkv, D] of fresh memory, scales 1.
+        """
+        inner = (self.block_size, self.num_kv_heads)
+        if self.order == "HND":
+            inner = (self.num_kv_heads, self.block_size)
+        shape = (2, self.num_blocks, *inner, self.head_dim)
+        pool = torch.zeros(shape, dtype=self.dtype, device=device)
+        if self.order == "HND":
+            pool = pool.transpose(2, 3)  # [2, num_blocks, block_size, Hkv, D]
+        return KVCache(k=pool[0], v=pool[1])

@@ -1,0 +1,26 @@
+"""Every op in plain torch: the definition that fast versions are tested against, and the CPU path.
+
+Owns the meaning of each op, rounding points included. Never looks at the device.
+"""
+
+from nv_kernels.reference.activation import silu_and_mul
+from nv_kernels.reference.attention import attention
+from nv_kernels.reference.kv import copy_blocks, store_kv
+from nv_kernels.reference.linear import embedding, linear
+from nv_kernels.reference.norm import add_rms_norm, rms_norm
+from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
+from nv_kernels.reference.sampling import sample
+
+__all__ = [
+    "add_rms_norm",
+    "apply_rope",
+    "attention",
+    "copy_blocks",
+    "embedding",
+    "linear",
+    "qk_norm_rope_store",
+    "rms_norm",
+    "sample",
+    "silu_and_mul",
+    "store_kv",
+]

@@ -1,0 +1,40 @@
+"""Weights applied to tokens: the matrix product and the table look-up.
+
+Owns both as torch computes them. Never splits them over ranks: nv-models does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    import torch
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Multiply each row by the transposed weight.
+
+    Args:
+        x: [T, K].
+        weight: [N, K], in x's dtype.
+        bias: [N] or None.
+
+    Returns:
+        [T, N] in x's dtype, accumulated in fp32.
+    """
+    return functional.linear(x, weight, bias)
+
+
+def embedding(token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Look up a row of the table for each token.
+
+    Args:
+        token_ids: [T] int32 or int64, each in [0, V).
+        weight: [V, E].
+
+    Returns:
+        [T, E] in weight's dtype.
+    """
+    return functional.embedding(token_ids, weight)

@@ -1,0 +1,72 @@
+"""Rotary position embedding, alone and fused with the q/k norm and the cache write.
+
+Owns the rotation and its rounding points, which are transformers': the fp32 table is rounded
+to the activations' dtype, then each product and the sum. Never computes the table: nv-models does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.reference.kv import store_kv
+from nv_kernels.reference.norm import rms_norm
+
+if TYPE_CHECKING:
+    from nv_kernels.kv import KVCache
+
+
+def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate each head's two halves by the token's angles (RoFormer; NeoX pairing).
+
+    Args:
+        x: [T, H, D], D even.
+        positions: [T] int32 or int64, each in [0, max_position).
+        cos_sin: [max_position, D] fp32, cosines (D/2) then sines (D/2).
+
+    Returns:
+        [T, H, D] in x's dtype.
+    """
+    rows = cos_sin.index_select(0, positions).to(x.dtype).unsqueeze(1)  # [T, 1, D]
+    cos, sin = rows.chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    kv: KVCache,
+    slot_mapping: torch.Tensor,
+    num_q_heads: int,
+) -> torch.Tensor:
+    """Turn a fused projection into rotated queries and stored keys and values.
+
+    Args:
+        qkv: [T, (Hq + 2 Hkv) D], queries then keys then values. Left as it is.
+        q_weight: [D] weight of the queries' norm, or None: no norm.
+        k_weight: [D] weight of the keys' norm, or None: no norm.
+        eps: of both norms.
+        positions: [T] int32 or int64.
+        cos_sin: [max_position, D] fp32, as `apply_rope`'s.
+        kv: the layer's cache; gives Hkv and D.
+        slot_mapping: [T], as `store_kv`'s.
+        num_q_heads: Hq.
+
+    Returns:
+        Queries [T, Hq, D] in qkv's dtype.
+    """
+    num_kv_heads, head_dim = kv.k.shape[2:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)  # [T, Hq + 2 Hkv, D]
+    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    if q_weight is not None:
+        q = rms_norm(q, q_weight, eps)
+    if k_weight is not None:
+        k = rms_norm(k, k_weight, eps)
+    store_kv(apply_rope(k, positions, cos_sin), v, kv, slot_mapping)
+    return apply_rope(q, positions, cos_sin)
