@@ -59,9 +59,8 @@ def test_defaults_are_the_contract() -> None:
 def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field) as error:
         SamplingParams(**{field: value})
-    assert (
-        str(value) in str(error.value) or repr(value) in str(error.value) or field == "logit_bias"
-    )
+    shown = value[0] if isinstance(value, list) and value else value
+    assert field == "logit_bias" or (str(shown) or "''") in str(error.value)
 
 
 @pytest.mark.parametrize(
