@@ -1,0 +1,1 @@
+"""Triton kernels, one file an op; each launches what `nv_kernels.reference` defines."""
