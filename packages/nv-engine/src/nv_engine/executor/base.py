@@ -1,0 +1,68 @@
+"""The road between the wings: what the engine asks of whoever runs the steps.
+
+Owns the two protocols and the facts an executor reports. Never decides what runs, never sees text.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nv_engine.batch import Batch, StepResult
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the host must know of the loaded model and of the memory left for its KV cache."""
+
+    vocab_size: int
+    """Token ids are 0 .. vocab_size - 1."""
+    eos_token_ids: tuple[int, ...]
+    """Every id that ends a completion."""
+    max_model_len: int
+    """Most tokens of a sequence, prompt and completion: the option or the model's own, if less."""
+    num_blocks: int
+    """Blocks of the KV cache (with several ranks: the minimum)."""
+    block_size: int
+    """Tokens a block."""
+
+
+class Pending(Protocol):
+    """A step that is on its way."""
+
+    def result(self) -> StepResult:
+        """Wait for the step and return its tokens.
+
+        Called at most once, in the order of submission. A Pending may also be dropped unread (after
+        an interrupt), which must cost the executor nothing but the step's time.
+
+        Raises:
+            RuntimeError: the step failed on the device (torch's own errors are RuntimeErrors).
+        """
+        ...
+
+
+class Executor(Protocol):
+    """Runs batches strictly in the order of submission.
+
+    Because of that order, what a batch overwrites can never be seen by an earlier one: a copy in
+    `batch.copies` happens before any write of its own batch, and the copies of a batch never chain.
+    """
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The loaded model's facts; constant for the executor's life."""
+        ...
+
+    def submit(self, batch: Batch) -> Pending:
+        """Queue one step and return at once.
+
+        After an error or an interrupt in here, the engine treats every slot as unknown: a sequence
+        that lives on is admitted again (whole block table, whole token list) before it is used.
+
+        Raises:
+            RuntimeError: the step could not be queued, or an earlier one failed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the device; a second call does nothing."""
+        ...
