@@ -1,0 +1,309 @@
+"""The one door to the cache: match, extend, publish, fork, free.
+
+Owns the pool and the index and keeps them true to each other. Never sees a tensor: copies are
+listed for the device to do. Not thread-safe.
+
+The pool of fixed-size blocks is PagedAttention's (Kwon et al., 2023); sharing by hashed prefix and
+a free list that doubles as the LRU follow vLLM's automatic prefix caching.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from nv_cache.events import BlockRemoved, BlockStored, CacheCleared, EventLog
+from nv_cache.hashing import PART, TOKEN_BYTES, HashChain, digest, pack
+from nv_cache.pool import BlockPool
+from nv_cache.prefix import PrefixIndex
+from nv_cache.stats import CacheStats
+from nv_cache.table import BlockTable, Copy
+
+
+class BlockManager:
+    """Gives sequences blocks of `block_size` tokens and finds the prefixes they share."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        events: EventLog | None = None,
+    ) -> None:
+        """Start with every block free and empty.
+
+        Args:
+            num_blocks: blocks in the pool, at least 1.
+            block_size: tokens a block: 16, 32 or a multiple of 64.
+            enable_prefix_caching: without it nothing is hashed, published or found.
+            events: where to record what becomes findable and what is gone.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        if num_blocks < 1:
+            message = f"num_blocks is {num_blocks}; it must be at least 1"
+            raise ValueError(message)
+        if block_size not in (16, 32) and (block_size < 64 or block_size % 64):
+            message = f"block_size is {block_size}; it must be 16, 32 or a multiple of 64"
+            raise ValueError(message)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self._pool = BlockPool(num_blocks)
+        self._index = PrefixIndex()
+        self._stats = CacheStats()
+        self._events = events
+        self._epoch = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that no table holds; those with findable content count."""
+        return self._pool.num_free
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that can be found, held or free."""
+        return self._index.num_blocks
+
+    @property
+    def stats(self) -> CacheStats:
+        """A copy of the counters."""
+        return replace(self._stats)
+
+    def match(
+        self, tokens: Sequence[int], salt: bytes = b"", chain: HashChain | None = None
+    ) -> BlockTable:
+        """Find and pin the longest published prefix of `tokens`, leaving at least one token.
+
+        After the full blocks, a block that begins like the rest (16 tokens or more, in steps of 16)
+        is a partial hit: the table gets a block of its own and `copies` says what the device must
+        copy into it first. The source stays pinned until `copied` or `free`. With no block free
+        for it the partial hit is left out.
+
+        Args:
+            tokens: all token ids so far; a packed buffer of 4-byte integers is fastest.
+            salt: only sequences with an equal salt share blocks.
+            chain: the `chain` of the sequence's earlier table, so that nothing is hashed twice.
+
+        Returns:
+            A new table with num_tokens == num_cached tokens.
+
+        Raises:
+            ValueError: `chain` belongs to another salt or block size, or a token id is no uint32.
+        """
+        if chain is None:
+            chain = HashChain(self.block_size, salt)
+        elif chain.block_size != self.block_size or salt not in (b"", chain.salt):
+            message = (
+                f"chain has block_size {chain.block_size} and salt {chain.salt!r}, asked are "
+                f"{self.block_size} and {salt!r}; keep one chain for each sequence"
+            )
+            raise ValueError(message)
+        table = BlockTable(chain, self._epoch)
+        if self.enable_prefix_caching:
+            self._match_blocks(table, tokens)
+        return table
+
+    def extend(self, table: BlockTable, n: int) -> bool:
+        """Make room for `n` more tokens, or return False and change nothing."""
+        if n < 0:
+            message = f"n is {n}; a table only grows, free it instead"
+            raise ValueError(message)
+        num_tokens = table.num_tokens + n
+        missing = -(-num_tokens // self.block_size) - len(table.ids)
+        if missing > 0:
+            if missing > self._pool.num_free:
+                return False
+            table.ids.extend([self._take() for _ in range(missing)])
+        table.num_tokens = num_tokens
+        return True
+
+    def publish(self, table: BlockTable, tokens: Sequence[int], upto: int) -> None:
+        """Make `tokens[:upto]`, which the device has computed (or queued), findable.
+
+        Full blocks become findable as such; of the last block every whole 16 tokens do, as the
+        source of partial hits. Calling it again, or with less, does nothing. A table from before
+        `reset` publishes nothing.
+
+        Raises:
+            ValueError: `upto` is past `tokens` or the table's room, or copies are outstanding.
+        """
+        if upto > table.num_tokens or upto > len(tokens):
+            message = (
+                f"upto is {upto}; the table has room for {table.num_tokens} tokens "
+                f"and {len(tokens)} are given"
+            )
+            raise ValueError(message)
+        upto -= upto % PART
+        if upto <= table.num_published or table.epoch != self._epoch:
+            return
+        if not self.enable_prefix_caching:
+            return
+        if table.copies:
+            message = f"{table.copies} are outstanding; queue them and call copied(table) first"
+            raise ValueError(message)
+        table.chain.extend(tokens, upto // self.block_size)
+        for index in range(table.num_published // self.block_size, -(-upto // self.block_size)):
+            self._publish_block(table, index, tokens, upto)
+        table.num_published = upto
+
+    def copied(self, table: BlockTable) -> None:
+        """Say that the device has queued `table.copies`: their sources may be reused."""
+        copies, table.copies = table.copies, []
+        for copy in copies:
+            self._release(copy.source)
+
+    def fork(self, table: BlockTable) -> BlockTable | None:
+        """Start a second sequence with the same tokens: full blocks are shared, the last is copied.
+
+        The device must have queued the first sequence's `num_tokens` tokens before the copy.
+
+        Returns:
+            The new table, or None (nothing changed) if the copy needs a block and none is free.
+
+        Raises:
+            ValueError: `table` has copies outstanding.
+        """
+        if table.copies:
+            message = f"{table.copies} are outstanding; queue them and call copied(table) first"
+            raise ValueError(message)
+        num_full, rest = divmod(table.num_tokens, self.block_size)
+        if rest and not self._pool.num_free:
+            return None
+        for block in table.ids:  # the last one, if not full, as the source of the copy
+            self._pool.pin(block)
+        child = BlockTable(table.chain.fork(num_full), table.epoch, table.ids[:num_full])
+        child.num_tokens = child.num_cached = table.num_tokens
+        child.num_published = min(table.num_published, num_full * self.block_size)
+        if rest:
+            child.ids.append(self._take())
+            child.copies.append(Copy(table.ids[-1], child.ids[-1], rest))
+        return child
+
+    def free(self, table: BlockTable) -> None:
+        """Let go of the table's blocks, last first; they stay findable until handed out again.
+
+        The table is empty afterwards and freeing it again does nothing; its `chain` stays.
+        """
+        self.copied(table)
+        ids, table.ids = table.ids, []
+        table.num_tokens = table.num_cached = table.num_published = 0
+        for block in reversed(ids):
+            self._release(block)
+
+    def reset(self) -> None:
+        """Forget all content, as after a change of weights; held blocks stay with their tables."""
+        self._index.clear()
+        self._epoch += 1
+        if self._events is not None:
+            self._events.add(CacheCleared())
+
+    def check(self, tables: Iterable[BlockTable] | None = None) -> None:
+        """Assert that everything fits together; with all live `tables`, also that nothing leaks.
+
+        Takes time in proportion to the pool: for tests.
+        """
+        self._pool.check()
+        self._index.check()
+        assert len(self._index) <= self.num_blocks * (self.block_size // PART), "names pile up"
+        if tables is None:
+            return
+        holders: Counter[int] = Counter()
+        for table in tables:
+            assert len(table.ids) == -(-table.num_tokens // self.block_size), (
+                "wrong number of blocks"
+            )
+            holders.update(table.ids)
+            holders.update(copy.source for copy in table.copies)
+        for block in range(self.num_blocks):
+            count = self._pool.references(block)
+            assert count == holders[block], (
+                f"block {block}: {count} holds, {holders[block]} in tables"
+            )
+
+    def _match_blocks(self, table: BlockTable, tokens: Sequence[int]) -> None:
+        """Look everything up, which may raise; then pin it, which may not."""
+        num_wanted = max(len(tokens) - 1, 0)  # at least one token is left to compute
+        num_blocks = num_wanted // self.block_size
+        ids = self._find_blocks(table.chain, tokens, num_blocks)
+        part = self._find_part(table.chain, tokens, len(ids), num_wanted)
+        for block in ids:
+            self._pool.pin(block)
+        table.ids = ids
+        table.num_tokens = table.num_published = len(ids) * self.block_size
+        stats = self._stats
+        stats.hits += len(ids)
+        stats.misses += num_blocks - len(ids)
+        if part is not None:
+            self._copy_part(table, *part)
+        table.num_cached = table.num_tokens
+        stats.query_tokens += len(tokens)
+        stats.hit_tokens += table.num_cached
+
+    def _find_blocks(self, chain: HashChain, tokens: Sequence[int], num_blocks: int) -> list[int]:
+        """Find the blocks of the longest cached prefix of at most `num_blocks` full blocks."""
+        chain.extend(tokens, num_blocks)
+        ids = []
+        find, parent = self._index.find, chain.root
+        for name in chain.digests[:num_blocks]:
+            block = find(name, parent)
+            if block is None:
+                break
+            ids.append(block)
+            parent = name
+        return ids
+
+    def _find_part(
+        self, chain: HashChain, tokens: Sequence[int], index: int, num_wanted: int
+    ) -> tuple[int, int] | None:
+        """Find the block that begins most like block `index` of `tokens[:num_wanted]`."""
+        start = index * self.block_size
+        num_parts = min(num_wanted - start, self.block_size - PART) // PART
+        if num_parts == 0:
+            return None
+        packed = pack(tokens, start, start + num_parts * PART)
+        return self._index.find_longest(chain.parent(index), packed)
+
+    def _copy_part(self, table: BlockTable, source: int, num_tokens: int) -> None:
+        """Give the table a block for a copy of `source`'s beginning, if one is free for it."""
+        if self._pool.num_free <= self._pool.is_free(source):
+            return  # none is left once the source is pinned
+        self._pool.pin(source)
+        destination = self._take()
+        table.ids.append(destination)
+        table.copies.append(Copy(source, destination, num_tokens))
+        table.num_tokens += num_tokens
+        self._stats.partial_hits += 1
+
+    def _publish_block(
+        self, table: BlockTable, index: int, tokens: Sequence[int], upto: int
+    ) -> None:
+        """Give block `index` of the table the names it lacks for its tokens before `upto`."""
+        block, start = table.ids[index], index * self.block_size
+        parent = table.chain.parent(index)
+        num_tokens = min(upto - start, self.block_size)
+        num_named = self._index.num_names(block) * PART  # a shared block may be ahead of the table
+        packed = pack(tokens, start, start + min(num_tokens, self.block_size - PART))
+        for length in range(num_named + PART, num_tokens + 1, PART):
+            if length < self.block_size:
+                self._index.add(block, digest(parent, packed[: length * TOKEN_BYTES]), parent)
+                continue
+            name = table.chain.digests[index]
+            is_new = self._index.add(block, name, parent)
+            if is_new and self._events is not None:
+                self._events.add(BlockStored(name, parent))
+
+    def _take(self) -> int:
+        """Hand out a free block without content, forgetting what it held."""
+        block = self._pool.take()
+        if block in self._index:
+            num_names = self._index.num_names(block)
+            gone = self._index.remove(block)
+            self._stats.evictions += 1
+            is_full = num_names * PART == self.block_size
+            if self._events is not None and is_full and gone:
+                self._events.add(BlockRemoved(gone[-1]))
+        return block
+
+    def _release(self, block: int) -> None:
+        self._pool.release(block, keep=block in self._index)
