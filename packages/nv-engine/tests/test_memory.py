@@ -9,7 +9,7 @@ from nv_engine.device.memory import (
     device_blocks,
 )
 
-NEED = BlockNeed(block_bytes=GIB // 8, one_sequence=2, all_sequences=10)
+NEED = BlockNeed(block_bytes=GIB // 8, all_sequences=10)
 
 
 def test_cpu_takes_what_is_needed_within_a_quarter() -> None:
@@ -19,7 +19,7 @@ def test_cpu_takes_what_is_needed_within_a_quarter() -> None:
 
 def test_device_takes_what_is_left() -> None:
     assert device_blocks(NEED, budget=10 * GIB, used=9 * GIB) == 8
-    assert device_blocks(NEED, budget=100 * GIB, used=0) == 10
+    assert device_blocks(NEED, budget=100 * GIB, used=0) == 800
 
 
 def test_too_little_names_numbers_and_option() -> None:
