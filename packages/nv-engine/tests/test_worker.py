@@ -1,0 +1,194 @@
+"""The device's wing alone, driven by hand-made batches, against transformers."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
+from nv_engine.config import EngineConfig
+from nv_engine.device.graphs import buckets
+from nv_engine.device.worker import Worker, choose_device
+from nv_engine.params import SamplingParams
+
+BLOCK = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=None)
+
+
+def make_worker(checkpoint: Path, **options: object) -> Worker:
+    defaults = {"max_num_seqs": 8, "kvcache_block_size": BLOCK, "num_kvcache_blocks": 64}
+    return Worker(EngineConfig(model=str(checkpoint), device="cpu", **defaults | options))
+
+
+@dataclass
+class Row:
+    """A sequence as the host would keep it."""
+
+    slot: int
+    tokens: list[int]
+    blocks: list[int]
+    params: SamplingParams = GREEDY
+    seed: int = 7
+    prompt_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+    def admission(self) -> Admission:
+        return Admission(self.slot, self.params, self.seed, self.prompt_len, tuple(self.tokens))
+
+    def append(self) -> BlockAppend:
+        return BlockAppend(self.slot, 0, tuple(self.blocks))
+
+    def prefill(self, start: int = 0, stop: int | None = None) -> Chunk:
+        stop = len(self.tokens) if stop is None else stop
+        ids = tuple(self.tokens[start:stop])
+        return Chunk(self.slot, start, stop - start, ids, stop == len(self.tokens))
+
+    def decode(self) -> Chunk:
+        return Chunk(self.slot, len(self.tokens) - 1, 1, (), samples=True)
+
+
+def step(worker: Worker, rows: list[Row], chunks: list[Chunk], **more: object) -> None:
+    """Run a batch and append the tokens to the rows that sampled."""
+    result = worker.run(Batch(chunks=tuple(chunks), **more)).result()
+    sampling = [row for row, chunk in zip(rows, chunks, strict=True) if chunk.samples]
+    for ids in result.token_ids:
+        for row, token in zip(sampling, ids, strict=True):
+            row.tokens.append(token)
+
+
+def admit(worker: Worker, rows: list[Row]) -> None:
+    admissions = tuple(row.admission() for row in rows)
+    appends = tuple(row.append() for row in rows)
+    step(worker, rows, [row.prefill() for row in rows], admissions=admissions, appends=appends)
+
+
+def random_rows(lengths: list[int], **fields: object) -> list[Row]:
+    rng = random.Random(5)
+    blocks = list(range(64))
+    rng.shuffle(blocks)
+    return [
+        Row(
+            slot,
+            [rng.randrange(3, 320) for _ in range(n)],
+            [blocks.pop() for _ in range(5)],
+            **fields,
+        )
+        for slot, n in zip([3, 0, 6, 5, 1], lengths, strict=False)
+    ]
+
+
+def test_batched_greedy_equals_transformers(checkpoint: Path, greedy) -> None:
+    worker, rows = make_worker(checkpoint), random_rows([1, 15, 16, 17, 40])
+    expected = [row.tokens + greedy(row.tokens, 24) for row in rows]
+    admit(worker, rows)
+    for _ in range(23):
+        step(worker, rows, [row.decode() for row in rows])
+    assert [row.tokens for row in rows] == expected
+
+
+def test_chunks_mixed_with_decodes_equal_transformers(checkpoint: Path, greedy) -> None:
+    worker = make_worker(checkpoint)
+    first, second = random_rows([10, 45])
+    expected = [row.tokens + greedy(row.tokens, 6) for row in (first, second)]
+    admit(worker, [first])
+    more = {"admissions": (second.admission(),), "appends": (second.append(),)}
+    for start, stop in [(0, 7), (7, 30), (30, 31), (31, 45)]:
+        step(worker, [first, second], [first.decode(), second.prefill(start, stop)], **more)
+        more = {}
+    step(worker, [first, second], [first.decode(), second.decode()])
+    for _ in range(4):
+        step(worker, [second], [second.decode()])
+    assert first.tokens == expected[0]
+    assert second.tokens == expected[1]
+
+
+def test_a_burst_equals_single_steps(checkpoint: Path, greedy) -> None:
+    worker, rows = make_worker(checkpoint), random_rows([5, 14])
+    expected = [row.tokens + greedy(row.tokens, 9) for row in rows]
+    admit(worker, rows)
+    step(worker, rows, [row.decode() for row in rows], num_steps=8)
+    assert [row.tokens for row in rows] == expected
+
+
+def test_a_copied_block_serves_another_sequence(checkpoint: Path, greedy) -> None:
+    worker = make_worker(checkpoint, kvcache_block_size=32)
+    first, second = random_rows([30, 30])
+    second.tokens[:16] = first.tokens[:16]
+    expected = second.tokens + greedy(second.tokens, 5)
+    admit(worker, [first])
+    step(
+        worker,
+        [second],
+        [second.prefill(16)],
+        admissions=(second.admission(),),
+        appends=(second.append(),),
+        copies=(BlockCopy(first.blocks[0], second.blocks[0], 16),),
+    )
+    for _ in range(4):
+        step(worker, [second], [second.decode()])
+    assert second.tokens == expected
+
+
+def test_a_seeded_draw_ignores_neighbours_and_slots(checkpoint: Path) -> None:
+    hot = SamplingParams(temperature=1.3, top_k=50, top_p=0.95, max_tokens=None)
+    alone = Row(2, [9, 8, 7], [1, 2], hot, seed=2**63 + 11)
+    worker = make_worker(checkpoint)
+    admit(worker, [alone])
+    for _ in range(10):
+        step(worker, [alone], [alone.decode()])
+    crowd = [Row(s, [s + 3] * (s + 4), [10 + s, 20 + s], hot, seed=s) for s in (0, 1, 4)]
+    again = Row(7, [9, 8, 7], [3, 4], hot, seed=2**63 + 11)
+    rows = [crowd[0], crowd[1], again, crowd[2]]
+    admit(worker, rows)
+    for _ in range(10):
+        step(worker, rows, [row.decode() for row in rows])
+    assert again.tokens == alone.tokens
+    assert len(set(map(tuple, (row.tokens[-10:] for row in rows)))) == 4
+
+
+@pytest.mark.parametrize("stop_token_ids", [None, [5, 6], list(range(3, 60))])
+def test_min_tokens_forbids_every_stop_id(checkpoint: Path, stop_token_ids) -> None:
+    params = SamplingParams(temperature=5.0, min_tokens=12, stop_token_ids=stop_token_ids)
+    forbidden = {1, 2, *(stop_token_ids or ())}
+    worker = make_worker(checkpoint)
+    rows = [Row(slot, [slot + 60], [slot], params, seed=slot) for slot in range(8)]
+    admit(worker, rows)
+    for _ in range(14):
+        step(worker, rows, [row.decode() for row in rows])
+    drawn = [row.tokens[1:13] for row in rows]
+    assert not forbidden & {token for tokens in drawn for token in tokens}
+    if stop_token_ids and len(stop_token_ids) > 50:  # likely enough that freedom shows
+        assert forbidden & {token for row in rows for token in row.tokens[13:]}
+
+
+def test_sizes_follow_model_and_options(checkpoint: Path) -> None:
+    worker = make_worker(checkpoint, max_model_len=4096, num_kvcache_blocks=-1)
+    assert worker.max_model_len == 512
+    assert worker.num_blocks == 8 * 512 // BLOCK
+    assert make_worker(checkpoint, max_model_len=100).max_model_len == 100
+    assert make_worker(checkpoint, max_model_len=None).max_model_len == 512
+    assert worker.eos_token_ids == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1x"])
+def test_unknown_device(name: str) -> None:
+    with pytest.raises(ValueError, match='use "auto", "cuda" or "cpu"'):
+        choose_device(name, 0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a card")
+def test_no_card_says_so() -> None:
+    with pytest.raises(ValueError, match='0 CUDA devices: use "cpu"'):
+        choose_device("cuda", 0)
+    assert choose_device("auto", 0).type == "cpu"
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 9, 12, 20, 100, 513])
+def test_every_batch_size_has_a_bucket(max_num_seqs: int) -> None:
+    sizes = buckets(max_num_seqs)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == max_num_seqs
+    assert all(any(size >= n for size in sizes) for n in range(1, max_num_seqs + 1))
