@@ -1,0 +1,82 @@
+"""Draft: a batch in the making, and Flight: a batch that is on its way.
+
+Own the lists of one step. Never decide what goes into them.
+"""
+
+from typing import NamedTuple
+
+from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
+from nv_engine.scheduling.sequence import Sequence
+
+
+class Flight(NamedTuple):
+    """A step between schedule and commit."""
+
+    step: int
+    batch: Batch
+    rows: list[Sequence]
+    """Whose chunks sample, in the order of the result."""
+    partial: list[tuple[Sequence, int]]
+    """Whose chunks do not, and where they end."""
+
+
+class Draft:
+    """What one step will compute; filled by the scheduler, sealed once."""
+
+    __slots__ = (
+        "admissions",
+        "appends",
+        "budget",
+        "chunks",
+        "copies",
+        "held",
+        "is_short",
+        "num_steps",
+        "partial",
+        "placed",
+        "prefills",
+        "rows",
+        "step",
+    )
+
+    def __init__(self, step: int, num_steps: int, budget: int) -> None:
+        self.step = step
+        self.num_steps = num_steps
+        self.budget = budget  # tokens left in the step
+        self.is_short = False  # of blocks: nobody is admitted
+        self.held: list[Sequence] = []  # not scheduled, so that they can be preempted soon
+        self.prefills: list[Sequence] = []  # running, with known tokens to compute
+        self.chunks: list[Chunk] = []
+        self.rows: list[Sequence] = []
+        self.partial: list[tuple[Sequence, int]] = []
+        self.admissions: list[Admission] = []
+        self.appends: list[BlockAppend] = []
+        self.copies: list[BlockCopy] = []
+        self.placed: list[Sequence] = []  # the admitted, whose tables' copies are in `copies`
+
+    def prefill(self, sequence: Sequence) -> None:
+        """Add as many known tokens of a placed sequence as the budget allows."""
+        start, known = sequence.num_scheduled, sequence.token_ids
+        end = min(len(known), start + self.budget)
+        samples = end == len(known)
+        token_ids = tuple(known[start:end])
+        self.chunks.append(Chunk(sequence.slot, start, end - start, token_ids, samples))
+        if samples:
+            sequence.decoding = True
+            self.rows.append(sequence)
+        else:
+            self.partial.append((sequence, end))
+        sequence.num_scheduled = end
+        sequence.last_step = self.step
+        self.budget -= end - start
+
+    def seal(self) -> Flight:
+        """The finished batch with those who wait for its result."""
+        batch = Batch(
+            tuple(self.chunks),
+            tuple(self.admissions),
+            tuple(self.appends),
+            tuple(self.copies),
+            self.num_steps,
+        )
+        return Flight(self.step, batch, self.rows, self.partial)

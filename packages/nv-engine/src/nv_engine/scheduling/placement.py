@@ -1,0 +1,108 @@
+"""Placement: who is on the device, in which slot, on which blocks.
+
+Owns the slots and the running sequences' block tables. Never decides who runs: it says whether
+there is room. Which block is taken is nv_cache's choice.
+"""
+
+from nv_cache import BlockManager
+
+from nv_engine.batch import Admission, BlockAppend, BlockCopy
+from nv_engine.scheduling.draft import Draft
+from nv_engine.scheduling.sequence import Sequence
+
+
+class Placement:
+    """Slots 0 .. num_slots - 1 over one pool of blocks."""
+
+    def __init__(self, blocks: BlockManager, num_slots: int) -> None:
+        self.blocks = blocks
+        self.running: dict[int, Sequence] = {}  # by slot, the oldest admission first
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._refused: Sequence | None = None  # did not fit, and nothing came back since
+
+    @property
+    def has_slot(self) -> bool:
+        """True if a slot is free."""
+        return bool(self._free_slots)
+
+    def place(self, sequence: Sequence, draft: Draft) -> bool:
+        """Give a sequence blocks for all its known tokens, and a free slot.
+
+        A sequence that is alone always fits: the scheduler's limits see to that.
+
+        Returns:
+            False, with nothing changed, if there are too few blocks.
+        """
+        if sequence is self._refused:
+            return False
+        blocks, known = self.blocks, tuple(sequence.token_ids)
+        table = blocks.match(known, chain=sequence.chain)
+        sequence.chain = table.chain
+        copies = [
+            BlockCopy(copy.source, copy.destination, copy.num_tokens) for copy in table.copies
+        ]
+        if not blocks.extend(table, len(known) - table.num_tokens):
+            # What lacks may be the pinned source of a partial hit. It can be let go at once if no
+            # later copy of this batch can take it as its destination: so nobody else is admitted.
+            draft.is_short = True
+            blocks.copied(table)
+            if not copies or not blocks.extend(table, len(known) - table.num_tokens):
+                blocks.free(table)
+                self._refused = sequence
+                return False
+        sequence.table, sequence.slot = table, self._free_slots.pop()
+        sequence.num_scheduled = table.num_cached
+        if sequence.num_cached_tokens < 0:
+            sequence.num_cached_tokens = table.num_cached
+        self.running[sequence.slot] = sequence
+        draft.admissions.append(
+            Admission(sequence.slot, sequence.params, sequence.seed, sequence.prompt_len, known)
+        )
+        draft.appends.append(BlockAppend(sequence.slot, 0, tuple(table.ids)))
+        draft.copies += copies
+        draft.placed.append(sequence)
+        return True
+
+    def reserve(self, sequence: Sequence, end: int, draft: Draft) -> bool:
+        """Give a running sequence whole blocks up to token `end`.
+
+        Returns:
+            False, with nothing changed, if there are too few.
+        """
+        table, size = sequence.table, self.blocks.block_size
+        num_held, num_needed = len(table.ids), -(-end // size)
+        if num_needed > num_held:
+            if not self.blocks.extend(table, num_needed * size - table.num_tokens):
+                return False
+            new_ids = tuple(table.ids[num_held:])
+            draft.appends.append(BlockAppend(sequence.slot, num_held, new_ids))
+        return True
+
+    def burst(self, most: int) -> int:
+        """How many decode steps, `most` at most, can run at once before anything is due.
+
+        Due is the prefill of a running sequence, a sequence's last token, or a block that is not
+        to be had.
+        """
+        size, num_steps, rows = self.blocks.block_size, most, []
+        for sequence in self.running.values():
+            left = sequence.limit - 1 - sequence.num_scheduled
+            if sequence.finish_reason is not None or left <= 0:
+                continue  # nothing more to schedule for it
+            if not sequence.decoding:
+                return 1
+            rows.append(sequence)
+            num_steps = min(num_steps, left)
+        num_missing = 0
+        for sequence in rows:
+            num_blocks = -(-(sequence.num_scheduled + num_steps) // size)
+            num_missing += max(num_blocks - len(sequence.table.ids), 0)
+        return num_steps if num_missing <= self.blocks.num_free else 1
+
+    def release(self, sequence: Sequence) -> None:
+        """Take slot and blocks from a running sequence with nothing in flight."""
+        self.blocks.free(sequence.table)
+        del self.running[sequence.slot]
+        self._free_slots.append(sequence.slot)
+        sequence.unplace()
+        self._refused = None
