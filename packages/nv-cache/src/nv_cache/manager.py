@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from nv_cache.events import BlockRemoved, BlockStored, CacheCleared, EventLog
-from nv_cache.hashing import PART, TOKEN_BYTES, HashChain, digest, pack
+from nv_cache.hashing import PART, HashChain
 from nv_cache.pool import BlockPool
 from nv_cache.prefix import PrefixIndex
 from nv_cache.stats import CacheStats
@@ -50,7 +50,7 @@ class BlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self._pool = BlockPool(num_blocks)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(block_size)
         self._stats = CacheStats()
         self._events = events
         self._epoch = 0
@@ -101,7 +101,7 @@ class BlockManager:
             raise ValueError(message)
         table = BlockTable(chain, self._epoch)
         if self.enable_prefix_caching:
-            self._match_blocks(table, tokens)
+            self._match(table, tokens)
         return table
 
     def extend(self, table: BlockTable, n: int) -> bool:
@@ -144,7 +144,9 @@ class BlockManager:
             raise ValueError(message)
         table.chain.extend(tokens, upto // self.block_size)
         for index in range(table.num_published // self.block_size, -(-upto // self.block_size)):
-            self._publish_block(table, index, tokens, upto)
+            name = self._index.add(table.ids[index], table.chain, index, tokens, upto)
+            if name is not None and self._events is not None:
+                self._events.add(BlockStored(name, table.chain.parent(index)))
         table.num_published = upto
 
     def copied(self, table: BlockTable) -> None:
@@ -205,7 +207,6 @@ class BlockManager:
         """
         self._pool.check()
         self._index.check()
-        assert len(self._index) <= self.num_blocks * (self.block_size // PART), "names pile up"
         if tables is None:
             return
         holders: Counter[int] = Counter()
@@ -221,48 +222,24 @@ class BlockManager:
                 f"block {block}: {count} holds, {holders[block]} in tables"
             )
 
-    def _match_blocks(self, table: BlockTable, tokens: Sequence[int]) -> None:
+    def _match(self, table: BlockTable, tokens: Sequence[int]) -> None:
         """Look everything up, which may raise; then pin it, which may not."""
         num_wanted = max(len(tokens) - 1, 0)  # at least one token is left to compute
         num_blocks = num_wanted // self.block_size
-        ids = self._find_blocks(table.chain, tokens, num_blocks)
-        part = self._find_part(table.chain, tokens, len(ids), num_wanted)
+        table.chain.extend(tokens, num_blocks)
+        ids = self._index.find_blocks(table.chain, num_blocks)
+        part = self._index.find_part(table.chain, len(ids), tokens, num_wanted)
         for block in ids:
             self._pool.pin(block)
         table.ids = ids
         table.num_tokens = table.num_published = len(ids) * self.block_size
-        stats = self._stats
-        stats.hits += len(ids)
-        stats.misses += num_blocks - len(ids)
+        self._stats.hits += len(ids)
+        self._stats.misses += num_blocks - len(ids)
         if part is not None:
             self._copy_part(table, *part)
         table.num_cached = table.num_tokens
-        stats.query_tokens += len(tokens)
-        stats.hit_tokens += table.num_cached
-
-    def _find_blocks(self, chain: HashChain, tokens: Sequence[int], num_blocks: int) -> list[int]:
-        """Find the blocks of the longest cached prefix of at most `num_blocks` full blocks."""
-        chain.extend(tokens, num_blocks)
-        ids = []
-        find, parent = self._index.find, chain.root
-        for name in chain.digests[:num_blocks]:
-            block = find(name, parent)
-            if block is None:
-                break
-            ids.append(block)
-            parent = name
-        return ids
-
-    def _find_part(
-        self, chain: HashChain, tokens: Sequence[int], index: int, num_wanted: int
-    ) -> tuple[int, int] | None:
-        """Find the block that begins most like block `index` of `tokens[:num_wanted]`."""
-        start = index * self.block_size
-        num_parts = min(num_wanted - start, self.block_size - PART) // PART
-        if num_parts == 0:
-            return None
-        packed = pack(tokens, start, start + num_parts * PART)
-        return self._index.find_longest(chain.parent(index), packed)
+        self._stats.query_tokens += len(tokens)
+        self._stats.hit_tokens += table.num_cached
 
     def _copy_part(self, table: BlockTable, source: int, num_tokens: int) -> None:
         """Give the table a block for a copy of `source`'s beginning, if one is free for it."""
@@ -275,34 +252,14 @@ class BlockManager:
         table.num_tokens += num_tokens
         self._stats.partial_hits += 1
 
-    def _publish_block(
-        self, table: BlockTable, index: int, tokens: Sequence[int], upto: int
-    ) -> None:
-        """Give block `index` of the table the names it lacks for its tokens before `upto`."""
-        block, start = table.ids[index], index * self.block_size
-        parent = table.chain.parent(index)
-        num_tokens = min(upto - start, self.block_size)
-        num_named = self._index.num_names(block) * PART  # a shared block may be ahead of the table
-        packed = pack(tokens, start, start + min(num_tokens, self.block_size - PART))
-        for length in range(num_named + PART, num_tokens + 1, PART):
-            if length < self.block_size:
-                self._index.add(block, digest(parent, packed[: length * TOKEN_BYTES]), parent)
-                continue
-            name = table.chain.digests[index]
-            is_new = self._index.add(block, name, parent)
-            if is_new and self._events is not None:
-                self._events.add(BlockStored(name, parent))
-
     def _take(self) -> int:
-        """Hand out a free block without content, forgetting what it held."""
+        """Hand out a free block, forgetting what it held."""
         block = self._pool.take()
         if block in self._index:
-            num_names = self._index.num_names(block)
-            gone = self._index.remove(block)
             self._stats.evictions += 1
-            is_full = num_names * PART == self.block_size
-            if self._events is not None and is_full and gone:
-                self._events.add(BlockRemoved(gone[-1]))
+            gone = self._index.remove(block)
+            if gone is not None and self._events is not None:
+                self._events.add(BlockRemoved(gone))
         return block
 
     def _release(self, block: int) -> None:

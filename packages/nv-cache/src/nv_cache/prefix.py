@@ -4,8 +4,9 @@ Owns the names under which a block can be found. Never knows whether a block is 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from nv_cache.hashing import PART, TOKEN_BYTES, digest
+from nv_cache.hashing import PART, TOKEN_BYTES, HashChain, digest, pack
 
 PART_BYTES = PART * TOKEN_BYTES
 
@@ -18,15 +19,12 @@ class PrefixIndex:
     be evicted and the others still hit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
         # A name mostly has one block, kept as a plain number.
         self._blocks: dict[bytes, int | OrderedDict[int, None]] = {}
         self._names: dict[int, list[bytes]] = {}
         self._parents: dict[int, bytes] = {}
-
-    def __len__(self) -> int:
-        """Count the names."""
-        return len(self._blocks)
 
     def __contains__(self, block: object) -> bool:
         """Whether `block` can be found."""
@@ -37,64 +35,84 @@ class PrefixIndex:
         """How many blocks can be found."""
         return len(self._names)
 
-    def find(self, name: bytes, parent: bytes) -> int | None:
-        """Find the newest block called `name` whose prefix is really `parent`."""
-        found = self._blocks.get(name)
-        if found is None:
-            return None
-        block = found if isinstance(found, int) else next(reversed(found))
-        return block if self._parents[block] == parent else None
+    def find_blocks(self, chain: HashChain, num_blocks: int) -> list[int]:
+        """Find the blocks of the longest known prefix, of at most `num_blocks` full blocks."""
+        ids = []
+        find, parent = self._find, chain.root
+        for name in chain.digests[:num_blocks]:
+            block = find(name, parent)
+            if block is None:
+                break
+            ids.append(block)
+            parent = name
+        return ids
 
-    def find_longest(self, parent: bytes, packed: memoryview) -> tuple[int, int] | None:
-        """Find the block that shares the most with `packed` after `parent`.
+    def find_part(
+        self, chain: HashChain, index: int, tokens: Sequence[int], num_wanted: int
+    ) -> tuple[int, int] | None:
+        """Find the block that begins most like block `index` of `tokens[:num_wanted]`.
 
         Searches by halving, which is sound as each block has all its shorter names too.
 
         Returns:
-            (block, number of shared tokens, a multiple of 16), or None.
+            (block, number of shared tokens, a multiple of 16 below block_size), or None.
         """
+        start = index * self.block_size
+        low, high = 0, min(num_wanted - start, self.block_size - PART) // PART
+        if high == 0:
+            return None
+        parent = chain.parent(index)
+        packed = pack(tokens, start, start + high * PART)
         best = None
-        low, high = 0, len(packed) // PART_BYTES
         while low < high:
             middle = (low + high + 1) // 2
-            block = self.find(digest(parent, packed[: middle * PART_BYTES]), parent)
+            block = self._find(digest(parent, packed[: middle * PART_BYTES]), parent)
             if block is None:
                 high = middle - 1
             else:
                 low, best = middle, (block, middle * PART)
         return best
 
-    def num_names(self, block: int) -> int:
-        """How many names `block` has: its findable tokens divided by 16 (or by a block of 16)."""
-        return len(self._names.get(block, ()))
+    def add(
+        self, block: int, chain: HashChain, index: int, tokens: Sequence[int], upto: int
+    ) -> bytes | None:
+        """Let `block`, the sequence's block `index`, be found by its tokens before `upto`.
 
-    def add(self, block: int, name: bytes, parent: bytes) -> bool:
-        """Give `block` its next longer name; True if no other block has that name."""
-        self._names.setdefault(block, []).append(name)
+        Names that it already has, as a shared block may, are kept.
+
+        Returns:
+            The full block's name if it became findable just now.
+        """
+        start = index * self.block_size
+        num_tokens = min(upto - start, self.block_size)
+        parent = chain.parent(index)
+        packed = pack(tokens, start, start + min(num_tokens, self.block_size - PART))
+        names = self._names.setdefault(block, [])
         self._parents[block] = parent
-        found = self._blocks.get(name)
-        if found is None:
-            self._blocks[name] = block
-        elif isinstance(found, int):
-            self._blocks[name] = OrderedDict.fromkeys((found, block))
-        else:
-            found[block] = None
-        return found is None
+        for length in range((len(names) + 1) * PART, num_tokens + 1, PART):
+            if length == self.block_size:
+                name = chain.digests[index]
+                names.append(name)
+                return name if self._add_name(name, block) else None
+            names.append(digest(parent, packed[: length * TOKEN_BYTES]))
+            self._add_name(names[-1], block)
+        return None
 
-    def remove(self, block: int) -> list[bytes]:
-        """Forget `block`; returns the names that no block has any more, shortest first."""
-        gone = []
+    def remove(self, block: int) -> bytes | None:
+        """Forget `block`; returns its full name if no other block has that."""
         del self._parents[block]
-        for name in self._names.pop(block):
+        names = self._names.pop(block)
+        is_last = False
+        for name in names:
             found = self._blocks[name]
+            is_last = isinstance(found, int)
             if isinstance(found, int):
                 del self._blocks[name]
-                gone.append(name)
                 continue
             del found[block]
             if len(found) == 1:
                 self._blocks[name] = next(iter(found))
-        return gone
+        return names[-1] if is_last and len(names) * PART == self.block_size else None
 
     def clear(self) -> None:
         """Forget every block."""
@@ -109,8 +127,27 @@ class PrefixIndex:
         listed: set[tuple[bytes, int]] = set()
         for name, found in self._blocks.items():
             assert isinstance(found, int) or len(found) > 1, "one block is listed as several"
-            listed.update(
-                (name, block) for block in ((found,) if isinstance(found, int) else found)
-            )
+            blocks = (found,) if isinstance(found, int) else found
+            listed.update((name, block) for block in blocks)
         assert held == listed, f"names and blocks differ: {held ^ listed}"
-        assert all(self._names.values()), "a block without a name is kept"
+        counts = {len(names) for names in self._names.values()}
+        assert all(0 < count <= self.block_size // PART for count in counts), counts
+
+    def _find(self, name: bytes, parent: bytes) -> int | None:
+        """Find the newest block called `name`, if its prefix is really `parent`."""
+        found = self._blocks.get(name)
+        if found is None:
+            return None
+        block = found if isinstance(found, int) else next(reversed(found))
+        return block if self._parents[block] == parent else None
+
+    def _add_name(self, name: bytes, block: int) -> bool:
+        """List `block` under `name`; True if it is the only one."""
+        found = self._blocks.get(name)
+        if found is None:
+            self._blocks[name] = block
+        elif isinstance(found, int):
+            self._blocks[name] = OrderedDict.fromkeys((found, block))
+        else:
+            found[block] = None
+        return found is None

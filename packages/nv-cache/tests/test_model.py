@@ -1,0 +1,315 @@
+"""The manager against a model of plain dicts: a state machine, and a long seeded loop."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from nv_cache import BlockManager, BlockTable, Copy
+
+PART = 16
+
+
+class Sequence:
+    """A table with what the model knows of it."""
+
+    def __init__(self, table: BlockTable, tokens: list[int], salt: bytes) -> None:
+        self.table, self.tokens, self.salt = table, tokens, salt
+        self.ids = list(table.ids)
+        self.copies = list(table.copies)
+        self.num_tokens = table.num_tokens
+        self.stale = False
+
+
+class Model:
+    """Every call goes to the manager and to plain dicts and lists; they must agree exactly."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.real = BlockManager(num_blocks, block_size)
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.free_blocks = list(range(num_blocks))  # least recently used first
+        self.references = dict.fromkeys(range(num_blocks), 0)
+        self.known: dict[tuple[bytes, tuple[int, ...]], set[int]] = {}  # prefix -> its holders
+        self.content: dict[int, list[tuple[bytes, tuple[int, ...]]]] = {}  # block -> its prefixes
+        self.sequences: list[Sequence] = []
+
+    def take(self) -> int:
+        block = self.free_blocks.pop(0)
+        for prefix in self.content.pop(block, ()):
+            self.known[prefix].remove(block)
+            if not self.known[prefix]:
+                del self.known[prefix]
+        self.references[block] = 1
+        return block
+
+    def pin(self, block: int) -> None:
+        if not self.references[block]:
+            self.free_blocks.remove(block)
+        self.references[block] += 1
+
+    def release(self, block: int) -> None:
+        self.references[block] -= 1
+        if not self.references[block]:
+            self.free_blocks.insert(len(self.free_blocks) if block in self.content else 0, block)
+
+    def holders(self, salt: bytes, tokens: list[int], length: int) -> set[int]:
+        return self.known.get((salt, tuple(tokens[:length])), set())
+
+    def match(self, tokens: list[int], salt: bytes, chain: object = None) -> Sequence:
+        size, limit = self.block_size, max(len(tokens) - 1, 0)
+        full = 0
+        while (full + 1) * size <= limit and self.holders(salt, tokens, (full + 1) * size):
+            full += 1
+        part = (min(limit - full * size, size - PART) // PART) * PART
+        while part > 0 and not self.holders(salt, tokens, full * size + part):
+            part -= PART
+
+        table = self.real.match(tokens, salt, chain)
+        for index, block in enumerate(table.ids[:full]):
+            assert block in self.holders(salt, tokens, (index + 1) * size)
+            self.pin(block)
+        if part and table.copies:
+            (copy,) = table.copies
+            assert copy.source in self.holders(salt, tokens, full * size + part)
+            self.pin(copy.source)
+            assert table.copies == [Copy(copy.source, self.take(), part)]
+            assert table.ids[full:] == [copy.destination]
+        elif part:  # left out: none was free, or only the one block to copy from
+            sources = self.holders(salt, tokens, full * size + part)
+            assert not self.free_blocks or (
+                len(self.free_blocks) == 1 and self.free_blocks[0] in sources
+            )
+            part = 0
+        assert len(table.ids) == full + bool(part)
+        assert table.num_tokens == table.num_cached == full * size + part
+        self.sequences.append(Sequence(table, list(tokens), salt))
+        return self.sequences[-1]
+
+    def extend(self, sequence: Sequence, new: list[int]) -> None:
+        """Room for the tokens known but not covered if `new` is empty, else for `new` as well."""
+        tokens = sequence.tokens + new
+        total = len(tokens)
+        missing = -(-total // self.block_size) - len(sequence.ids)
+        fits = missing <= len(self.free_blocks)
+        assert self.real.extend(sequence.table, total - sequence.num_tokens) is fits
+        if fits:
+            sequence.ids += [self.take() for _ in range(missing)]
+            sequence.tokens, sequence.num_tokens = tokens, total
+
+    def publish(self, sequence: Sequence, upto: int) -> None:
+        self.real.publish(sequence.table, sequence.tokens, upto)
+        if sequence.stale:
+            return
+        for length in range(PART, upto + 1, PART):
+            block = sequence.ids[(length - 1) // self.block_size]
+            prefix = (sequence.salt, tuple(sequence.tokens[:length]))
+            if prefix not in self.content.setdefault(block, []):
+                self.content[block].append(prefix)
+                self.known.setdefault(prefix, set()).add(block)
+
+    def copied(self, sequence: Sequence) -> None:
+        self.real.copied(sequence.table)
+        for copy in sequence.copies:
+            self.release(copy.source)
+        sequence.copies = []
+
+    def fork(self, sequence: Sequence) -> None:
+        full, rest = divmod(sequence.num_tokens, self.block_size)
+        table = self.real.fork(sequence.table)
+        assert (table is None) == (rest > 0 and not self.free_blocks)
+        if table is None:
+            return
+        for block in sequence.ids:
+            self.pin(block)
+        own = [self.take()] if rest else []
+        assert table.ids == sequence.ids[:full] + own
+        assert table.copies == [Copy(sequence.ids[-1], block, rest) for block in own]
+        assert table.num_tokens == table.num_cached == sequence.num_tokens
+        child = Sequence(table, sequence.tokens[: sequence.num_tokens], sequence.salt)
+        child.stale = sequence.stale
+        self.sequences.append(child)
+
+    def free(self, sequence: Sequence) -> None:
+        self.sequences.remove(sequence)
+        self.real.free(sequence.table)
+        for copy in sequence.copies:
+            self.release(copy.source)
+        for block in reversed(sequence.ids):
+            self.release(block)
+        assert not sequence.table.ids
+        assert not sequence.table.copies
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Free it and match it again with all its tokens and its chain."""
+        self.free(sequence)
+        self.match(sequence.tokens, sequence.salt, sequence.table.chain)
+
+    def reset(self) -> None:
+        self.real.reset()
+        self.known.clear()
+        self.content.clear()
+        for sequence in self.sequences:
+            sequence.stale = True
+
+    def check(self) -> None:
+        self.real.check([sequence.table for sequence in self.sequences])
+        assert self.real.num_cached_blocks == len(self.content)
+        for sequence in self.sequences:
+            assert sequence.table.ids == sequence.ids
+            assert sequence.table.num_tokens == sequence.num_tokens
+
+    def agree(self) -> None:
+        """The cheap part of `check`."""
+        assert self.real.num_free == len(self.free_blocks)
+        assert self.real.num_cached_blocks == len(self.content)
+
+
+def prompt(words: list[int], tail: int) -> list[int]:
+    """Words of 16 tokens from a small vocabulary, so that prefixes meet, and a ragged end."""
+    return [word * PART + i for word in words for i in range(PART)] + [7] * tail
+
+
+class Machine(RuleBasedStateMachine):
+    """Hypothesis picks the calls."""
+
+    @initialize(num_blocks=st.integers(1, 12), block_size=st.sampled_from((16, 32, 64, 128)))
+    def start(self, num_blocks: int, block_size: int) -> None:
+        self.model = Model(num_blocks, block_size)
+
+    def pick(self, number: int) -> Sequence:
+        return self.model.sequences[number % len(self.model.sequences)]
+
+    def live(self) -> bool:
+        return bool(self.model.sequences)
+
+    @rule(
+        words=st.lists(st.integers(0, 1), max_size=10),
+        tail=st.integers(0, 2),
+        salt=st.sampled_from((b"", b"", b"tenant")),
+        grow=st.booleans(),
+    )
+    def match(self, words: list[int], tail: int, salt: bytes, grow: bool) -> None:
+        if len(self.model.sequences) < 6:
+            sequence = self.model.match(prompt(words, tail), salt)
+            if grow:
+                self.model.extend(sequence, [])
+
+    @precondition(live)
+    @rule(number=st.integers(0, 5), word=st.integers(0, 1), n=st.sampled_from((0, 1, 16, 32)))
+    def extend(self, number: int, word: int, n: int) -> None:
+        self.model.extend(self.pick(number), prompt([word] * 2, 0)[:n])
+
+    @precondition(live)
+    @rule(number=st.integers(0, 5), back=st.sampled_from((0, 0, 1, 20, 64)))
+    def publish(self, number: int, back: int) -> None:
+        sequence = self.pick(number)
+        self.model.copied(sequence)
+        self.model.publish(sequence, max(sequence.num_tokens - back, 0))
+
+    @precondition(live)
+    @rule(number=st.integers(0, 5))
+    def copied(self, number: int) -> None:
+        self.model.copied(self.pick(number))
+
+    @precondition(live)
+    @rule(number=st.integers(0, 5))
+    def fork(self, number: int) -> None:
+        if len(self.model.sequences) < 6 and not self.pick(number).copies:
+            self.model.fork(self.pick(number))
+
+    @precondition(live)
+    @rule(number=st.integers(0, 5))
+    def free(self, number: int) -> None:
+        self.model.free(self.pick(number))
+
+    @precondition(live)
+    @rule(number=st.integers(0, 5))
+    def preempt(self, number: int) -> None:
+        self.model.preempt(self.pick(number))
+
+    @rule(chance=st.integers(0, 9))
+    def reset(self, chance: int) -> None:
+        if chance == 0:
+            self.model.reset()
+
+    @invariant()
+    def check(self) -> None:
+        self.model.agree()
+        self.model.check()
+
+    def teardown(self) -> None:
+        for sequence in list(self.model.sequences):
+            self.model.free(sequence)
+        self.model.check()
+        assert self.model.real.num_free == self.model.num_blocks
+
+
+def test_state_machine_100_000_steps() -> None:
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=1000,
+            stateful_step_count=100,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def step(model: Model, draw: random.Random, prompts: list[list[int]]) -> None:
+    """One random operation; few sequences at a time, so that much of the pool is cache."""
+    choice = draw.random()
+    if not model.sequences or (choice < 0.3 and len(model.sequences) < 5):
+        sequence = model.match(draw.choice(prompts), draw.choice((b"", b"", b"", b"tenant")))
+        model.copied(sequence)
+        model.extend(sequence, [])
+        return
+    sequence = draw.choice(model.sequences)
+    if choice < 0.5:
+        model.extend(sequence, prompt([draw.randrange(2)] * 2, 0)[: draw.choice((0, 1, 1, 8, 32))])
+    elif choice < 0.7:
+        model.copied(sequence)
+        model.publish(sequence, max(sequence.num_tokens - draw.choice((0, 0, 1, 20)), 0))
+    elif choice < 0.73:
+        if not sequence.copies:
+            model.fork(sequence)
+    elif choice < 0.78:
+        model.preempt(sequence)
+    elif choice < 0.9999:
+        model.free(sequence)
+    else:
+        model.reset()
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(24, 32), (48, 16), (16, 64), (8, 128)])
+def test_a_million_random_operations_leak_nothing(num_blocks: int, block_size: int) -> None:
+    """A quarter of a million for each shape."""
+    draw = random.Random(0)
+    model = Model(num_blocks, block_size)
+    shared = [draw.randrange(2) for _ in range(9)]
+    prompts = [
+        prompt(shared[: draw.randrange(10)] + [draw.randrange(2)] * draw.randrange(3), length % 3)
+        for length in range(50)
+    ]
+    for number in range(250_000):
+        step(model, draw, prompts)
+        model.agree()
+        if number % 1000 == 0:
+            model.check()
+    stats = model.real.stats
+    assert min(stats.hits, stats.misses, stats.evictions) > 1000
+    assert stats.partial_hits > 1000 or block_size == 16
+    for sequence in list(model.sequences):
+        model.free(sequence)
+    model.check()
+    assert model.real.num_free == num_blocks
