@@ -1,0 +1,69 @@
+"""One request alone, 128 tokens in and 256 out: milliseconds a token after the first."""
+
+import argparse
+
+from engines import ENGINES
+from report import matmul_ceiling, read_ceiling, report
+from workload import QWEN3, bound_seconds, model_folder, uniform_workload
+
+
+def main(
+    name: str = "latency", batch: int = 1, prompt_len: int = 128, output_len: int = 256
+) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--engine", choices=ENGINES, default="nv")
+    parser.add_argument("--model", choices=QWEN3, default="qwen3-0.6b")
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--prompt-len", type=int, default=prompt_len)
+    parser.add_argument("--output-len", type=int, default=output_len)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--save")
+    args = parser.parse_args()
+
+    options = {} if args.kv_cache_dtype == "auto" else {"kv_cache_dtype": args.kv_cache_dtype}
+    kv_bytes = 2 if args.kv_cache_dtype == "auto" else 1
+    max_len = args.prompt_len + args.output_len + 64
+    run = ENGINES[args.engine](
+        str(model_folder(args.model)),
+        max_model_len=max(4096, max_len),
+        max_num_seqs=args.batch,
+        **options,
+    )
+    full, first = [], []
+    for seed in range(args.repeats + 2):  # new prompts each time: no prefix is found
+        full.append(run(uniform_workload(args.batch, args.prompt_len, args.output_len, 2 * seed)))
+        first.append(run(uniform_workload(args.batch, args.prompt_len, 1, 2 * seed + 1)))
+    steps = args.output_len - 1
+    milliseconds = (
+        (sorted(full[2:])[args.repeats // 2] - sorted(first[2:])[args.repeats // 2]) / steps * 1e3
+    )
+    work = uniform_workload(args.batch, args.prompt_len, args.output_len)
+    prompt_only = uniform_workload(args.batch, args.prompt_len, 1)
+    bandwidth, flops = read_ceiling(), matmul_ceiling()
+    bound = (
+        (
+            bound_seconds(args.model, work, bandwidth, flops, kv_bytes)
+            - bound_seconds(args.model, prompt_only, bandwidth, flops, kv_bytes)
+        )
+        / steps
+        * 1e3
+    )
+    figures = {
+        "engine": args.engine,
+        "model": args.model,
+        "batch": args.batch,
+        "kv_cache_dtype": args.kv_cache_dtype,
+        "prompt_len": args.prompt_len,
+        "output_len": args.output_len,
+        "first_token_ms": round(sorted(first[2:])[args.repeats // 2] * 1e3, 3),
+        "ms_per_token": round(milliseconds, 4),
+        "tokens_per_second": round(args.batch * 1e3 / milliseconds),
+        "bound_ms": round(bound, 4),
+        "bound_over_measured": round(bound / milliseconds, 3),
+    }
+    report(name, figures, args.save)
+
+
+if __name__ == "__main__":
+    main()
