@@ -1,0 +1,30 @@
+"""What every model looks like from outside.
+
+Owns: the type the engine calls. Never: a layer.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import nn
+
+from nv_models.config import ModelConfig
+from nv_models.context import ForwardContext
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder: token ids to hidden states, and hidden states to logits.
+
+    Module names are the checkpoint's, so that the loader needs no table of them. There is no
+    Python work that depends on values, so that a step can be captured in a CUDA graph.
+    """
+
+    config: ModelConfig
+
+    @abstractmethod
+    def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """Token ids [T] -> hidden states [T, E] after the last norm; fills the KV caches."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [R, E] -> logits [R, V], the full vocabulary on every rank."""

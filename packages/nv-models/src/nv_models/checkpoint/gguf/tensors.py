@@ -1,0 +1,138 @@
+"""The tensors of a GGUF file under their checkpoint names, dequantized a few rows at a time.
+
+Owns: the names, the order of Llama's rows, and the memory map. The arithmetic of each quantized
+type is the gguf library's.
+Never: holds a dequantized tensor whole.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
+
+CHUNK_ELEMENTS = 1 << 18  # fp32 values in flight: a megabyte, which stays in the cache
+ROPE_FACTORS = "rope_freqs.weight"  # part of the config, not of the model
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+FLOAT_DTYPES = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+
+
+class GGUFCheckpoint:
+    """A GGUF file as the loader sees it."""
+
+    def __init__(self, file: Path) -> None:
+        header = read_header(file)
+        self.broken: list[str] = []
+        self.incomplete = False
+        self._header = header
+        self._tensors = {
+            checkpoint_name(name): info
+            for name, info in header.tensors.items()
+            if name != ROPE_FACTORS
+        }
+        self._data = np.memmap(file, dtype=np.uint8, mode="r")
+        for name, info in header.tensors.items():
+            self._check(name, info)
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor, by its checkpoint name."""
+        return {name: info.shape for name, info in self._tensors.items()}
+
+    def _check(self, name: str, info: TensorInfo) -> None:
+        """Note a tensor that cannot be read."""
+        if info.kind not in GGML_QUANT_SIZES:
+            self.broken.append(f"{name} has the unknown type {info.kind}")
+            return
+        end = info.offset + int(np.prod(info.shape[:-1])) * row_bytes(info.shape[-1], info.kind)
+        if end > len(self._data):
+            self.broken.append(
+                f"{self._header.file} is truncated: {name} ends at byte {end} of {len(self._data)}"
+            )
+
+    def dtype(self) -> torch.dtype:
+        """The matrices' own float type; bfloat16 where any is quantized."""
+        return float_dtype(self._header)
+
+    def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
+        """Fill `target` with a slice of `name`, dequantized and converted."""
+        info = self._tensors[name]
+        stop = start + target.shape[dim]
+        rows = self._rows(info)  # [N, bytes of a row]
+        order = self._row_order(name, len(rows))
+        order, columns = (
+            (order[start:stop], slice(None)) if dim == 0 else (order, slice(start, stop))
+        )
+        target = target if target.ndim == 2 else target[:, None]  # [N, K]
+        step = max(1, CHUNK_ELEMENTS // max(target.shape[1], 1))
+        for first in range(0, len(order), step):
+            chunk = rows[order[first : first + step]]
+            values = dequantize(chunk, GGMLQuantizationType(info.kind))  # [step, K] fp32
+            target[first : first + step].copy_(torch.from_numpy(values)[:, columns])
+
+    def _rows(self, info: TensorInfo) -> np.ndarray:
+        """A tensor's bytes, [N, bytes of a row]; a vector is N rows of one."""
+        count, width = info.shape if len(info.shape) == 2 else (info.shape[0], 1)
+        size = row_bytes(width, info.kind)
+        data: np.ndarray = self._data[info.offset : info.offset + count * size]
+        return data.reshape(count, size)
+
+    def _row_order(self, name: str, num_rows: int) -> np.ndarray:
+        """Which of the file's rows is the checkpoint's i-th row."""
+        order = np.arange(num_rows)
+        projection = name.split(".")[-2]
+        if self._header.architecture != "llama" or projection not in {"q_proj", "k_proj"}:
+            return order
+        key = "llama.attention.head_count"
+        heads = self._header.metadata[key]
+        if projection == "k_proj":
+            heads = self._header.metadata.get(f"{key}_kv", heads)
+        # llama.cpp rotates neighbours, so its rows are 0, D/2, 1, D/2 + 1, … of each head.
+        return order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+def checkpoint_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names as is."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if not match or match[2] not in NAMES:
+        return name
+    layer = f"model.layers.{match[1]}." if match[1] else ""
+    return f"{layer}{NAMES[match[2]]}.{match[3]}"
+
+
+def row_bytes(width: int, kind: int) -> int:
+    """Bytes of a row of `width` values; quantized rows are whole blocks."""
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    return -(-width // block) * size
+
+
+def float_dtype(header: Header) -> torch.dtype:
+    """The matrices' own float type; bfloat16 where any is quantized or they differ."""
+    kinds = {info.kind for info in header.tensors.values() if len(info.shape) == 2}
+    if len(kinds) == 1:
+        return FLOAT_DTYPES.get(GGMLQuantizationType(kinds.pop()), torch.bfloat16)
+    return torch.bfloat16

@@ -1,0 +1,104 @@
+"""From a path to a model that runs.
+
+Owns: the order of the steps, and the choice of format and dtype.
+Never: moves a model later; it is born where it stays.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from nv_models.causal import CausalLM
+from nv_models.checkpoint import Checkpoint
+from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
+from nv_models.config import ModelConfig
+from nv_models.parallel import TensorParallel
+from nv_models.placement import Placement
+from nv_models.registry import model_class
+from nv_models.resolve import gguf_in, resolve
+from nv_models.weights import fill_dummy, load_weights
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str = "auto",
+    parallel: TensorParallel = TensorParallel(),  # noqa: B008  # frozen
+    load_format: str = "auto",
+    seed: int = 0,
+) -> CausalLM:
+    """Build a checkpoint's model and fill it.
+
+    Args:
+        path: anything `resolve` takes; usually the folder that it returned.
+        device: where the weights live.
+        dtype: what they are converted to; "auto" is the checkpoint's own.
+        parallel: this rank's place; only its shards are read.
+        load_format: "safetensors", "gguf", "auto" (whichever the folder holds), or "dummy":
+            random weights, of which only config.json is needed.
+        seed: of the random weights.
+
+    Returns:
+        The model, whose `config.dtype` is the dtype it was loaded in.
+
+    Raises:
+        FileNotFoundError: no config.json, no weights, or a missing shard.
+        ValueError: an unsupported architecture, format, dtype or parallel size, or a checkpoint
+            that does not fit the model; nothing was run.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
+    folder = resolve(path)
+    config = ModelConfig.from_path(folder)
+    checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
+    stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
+    chosen = choose_dtype(dtype, stored, torch.device(device))
+    placement = Placement(torch.device(device), chosen, parallel)
+    config = dataclasses.replace(config, dtype=chosen)
+    model: CausalLM = model_class(config.architecture)(config, placement).eval()
+    if checkpoint:
+        load_weights(model, checkpoint)
+    else:
+        fill_dummy(model, seed)
+    return model
+
+
+def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
+    """The folder's weights in the wanted format."""
+    if load_format in {"auto", "safetensors"} and any(folder.glob("*.safetensors*")):
+        return SafetensorsCheckpoint(folder)
+    if load_format in {"auto", "gguf"} and (file := gguf_in(folder)):
+        from nv_models.checkpoint.gguf.tensors import GGUFCheckpoint  # noqa: PLC0415  # an extra
+
+        return GGUFCheckpoint(file)
+    wanted = "*.safetensors" if load_format != "gguf" else "*.gguf"
+    other = ", ".join(sorted(file.name for file in folder.glob("*.bin"))[:3])
+    note = f" ({other} is in a format that is not read)" if other else ""
+    raise FileNotFoundError(
+        f"{folder} has no weights: no {wanted} in it{note}; download or convert them, "
+        'or pass load_format="dummy" for random ones'
+    )
+
+
+def choose_dtype(
+    dtype: torch.dtype | str, stored: torch.dtype, device: torch.device
+) -> torch.dtype:
+    """The dtype to compute in.
+
+    Raises:
+        ValueError: not one of the three, or one that the device does not have.
+    """
+    name = str(stored if dtype == "auto" else dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+    chosen = DTYPES[name]
+    if chosen == torch.bfloat16 and device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        if capability < (8, 0):
+            raise ValueError(f"{device} (compute {capability}) has no bfloat16; use float16")
+    return chosen

@@ -1,0 +1,51 @@
+"""Where a model's tensors live.
+
+Owns: Placement, which every layer takes as an argument, and Shard, by which a layer tells the
+loader where its values lie in the checkpoint.
+Never: reads a file.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from nv_models.parallel import TensorParallel
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank's share of a model, on one device, in one dtype."""
+
+    device: torch.device
+    dtype: torch.dtype
+    parallel: TensorParallel
+
+    def empty(self, *shape: int) -> nn.Parameter:
+        """An uninitialized parameter that never asks for a gradient."""
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        return nn.Parameter(tensor, requires_grad=False)
+
+    def zeros(self, *shape: int) -> nn.Parameter:
+        """A parameter of zeros that never asks for a gradient."""
+        tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        return nn.Parameter(tensor, requires_grad=False)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A region of a parameter, and the slice of a checkpoint's tensor that belongs there.
+
+    Args:
+        target: the region, a view.
+        source: the tensor's full name in the checkpoint.
+        shape: of that whole tensor.
+        dim: the dimension that the ranks share out.
+        start: the first index on it; `target.shape[dim]` of them are taken.
+    """
+
+    target: torch.Tensor
+    source: str
+    shape: tuple[int, ...]
+    dim: int = 0
+    start: int = 0

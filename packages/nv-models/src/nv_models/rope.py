@@ -1,0 +1,136 @@
+"""Rotary position embedding: the frequencies of every supported kind, and their table.
+
+Owns: RopeConfig and the [max_position, D] table of cosines and sines that `nk.apply_rope` reads.
+Never: rotates anything.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """The `rope_parameters` of a checkpoint, under transformers' names (version 5).
+
+    Fields that a kind does not use stay None. `dynamic` only departs from `default` beyond
+    `max_position_embeddings`, where this project never goes, so the two are the same table.
+    """
+
+    rope_theta: float
+    rope_type: str = "default"
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> "RopeConfig":
+        """Read a standardized `rope_parameters` dict.
+
+        Raises:
+            ValueError: a kind that is not supported, or rotation of a part of the head.
+        """
+        kind = parameters["rope_type"]
+        if kind not in ROPE_KINDS:
+            raise ValueError(f"rope_type {kind!r} is not supported; supported are {ROPE_KINDS}")
+        part = parameters.get("partial_rotary_factor", 1.0)
+        if part != 1.0:
+            raise ValueError(f"partial_rotary_factor {part} is not supported; only 1.0 is")
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in parameters.items() if name in known})
+
+
+def cos_sin_table(
+    rope: RopeConfig, head_dim: int, max_position: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """[max_position, D] fp32: the cosines of D/2 angles, then their sines.
+
+    Computed on the CPU whatever the device, so that every rank and device reads the same bits.
+    yarn's attention factor is part of the table, as in transformers.
+    """
+    inv_freq, scale = frequencies(rope, head_dim)  # [D/2]
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
+    table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
+    return table.to(device)
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
+    """[D/2] fp32 radians a position, and the factor on cosines and sines."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    periods = rope.rope_theta**exponents  # [D/2] positions a radian
+    match rope.rope_type:
+        case "linear":
+            return 1.0 / periods / required(rope, "factor"), 1.0
+        case "yarn":
+            return yarn_frequencies(rope, periods), yarn_attention_factor(rope)
+        case "llama3":
+            return llama3_frequencies(rope, periods), 1.0
+        case _:
+            return 1.0 / periods, 1.0
+
+
+def required(rope: RopeConfig, name: str) -> float:
+    """A parameter that this kind of rope cannot do without."""
+    value = getattr(rope, name)
+    if value is None:
+        raise ValueError(f"rope_type {rope.rope_type!r} needs {name!r} in rope_parameters")
+    return float(value)
+
+
+def yarn_frequencies(rope: RopeConfig, periods: torch.Tensor) -> torch.Tensor:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071): slow dimensions are stretched, fast ones kept."""
+    num_frequencies = len(periods)
+    dim = 2 * num_frequencies
+    context = required(rope, "original_max_position_embeddings")
+
+    def dimension_of(rotations: float) -> float:
+        """The (fractional) dimension that turns `rotations` times over the trained context."""
+        return dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    first, last = dimension_of(rope.beta_fast or 32), dimension_of(rope.beta_slow or 1)
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    width = last - first or 0.001
+    ramp = ((torch.arange(num_frequencies, dtype=torch.float32) - first) / width).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (required(rope, "factor") * periods) * (1 - kept) + 1.0 / periods * kept
+
+
+def yarn_attention_factor(rope: RopeConfig) -> float:
+    """YaRN's temperature, as a factor on cosines and sines."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    factor = required(rope, "factor")
+
+    def temperature(mscale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)
+
+
+def llama3_frequencies(rope: RopeConfig, periods: torch.Tensor) -> torch.Tensor:
+    """Llama 3.1's scaling: long waves divided by `factor`, short ones kept, a ramp between."""
+    factor = required(rope, "factor")
+    low, high = required(rope, "low_freq_factor"), required(rope, "high_freq_factor")
+    context = required(rope, "original_max_position_embeddings")
+    inv_freq = 1.0 / periods
+    wavelength = 2 * math.pi / inv_freq
+    ramp = (context / wavelength - low) / (high - low)
+    blended = (1 - ramp) * inv_freq / factor + ramp * inv_freq
+    scaled = torch.where(wavelength > context / low, inv_freq / factor, blended)
+    return torch.where(wavelength < context / high, inv_freq, scaled)

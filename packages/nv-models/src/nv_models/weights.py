@@ -1,0 +1,82 @@
+"""The strict loader: every shard of the model is filled from the checkpoint, or nothing is.
+
+Owns: the comparison of what a model wants with what a checkpoint has, and the copying.
+Never: opens a file, or guesses.
+"""
+
+import torch
+from torch import nn
+
+from nv_models.checkpoint import Checkpoint
+from nv_models.placement import Shard
+
+DUMMY_STD = 0.02
+
+
+def list_shards(model: nn.Module) -> list[Shard]:
+    """Where the values of each parameter come from, over all layers."""
+    shards: list[Shard] = []
+    for name, module in model.named_modules():
+        if describe := getattr(module, "shards", None):
+            shards.extend(describe(name))
+    return shards
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Fill every parameter.
+
+    Host memory at its peak holds the model's shards (on a CPU) and one slice of a tensor.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: a file is corrupt, or a tensor missing, unexpected or of the wrong shape.
+            Either message lists everything that is wrong; no parameter was touched.
+    """
+    shards = list_shards(model)
+    problems = [*checkpoint.broken, *mismatches(shards, checkpoint)]
+    if problems:
+        lines = "\n  ".join(problems)
+        message = f"the checkpoint cannot be loaded:\n  {lines}\ndownload or convert it again"
+        raise FileNotFoundError(message) if checkpoint.incomplete else ValueError(message)
+    with torch.inference_mode():
+        for shard in shards:
+            if shard.target.numel():
+                checkpoint.copy(shard.source, shard.dim, shard.start, shard.target)
+
+
+def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
+    """One sentence for each tensor that is missing, unexpected or of the wrong shape."""
+    wanted = {shard.source: shard.shape for shard in shards}
+    found = checkpoint.shapes
+    missing = [
+        f"{name} {list(shape)} is missing" for name, shape in wanted.items() if name not in found
+    ]
+    unexpected = [
+        f"{name} {list(shape)} is unexpected"
+        for name, shape in found.items()
+        if name not in wanted and not known_extra(name, wanted)
+    ]
+    wrong = [
+        f"{name} has shape {list(found[name])}, expected {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    return missing + unexpected + wrong
+
+
+def known_extra(name: str, wanted: dict[str, tuple[int, ...]]) -> bool:
+    """Old files keep the rotary frequencies, and tied models a copy of the embedding as head."""
+    tied = "lm_head.weight" not in wanted
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def fill_dummy(model: nn.Module, seed: int) -> None:
+    """Random weights: norms 1, everything else normal with a small deviation, fixed by the seed."""
+    parameters = list(model.parameters())
+    generator = torch.Generator(parameters[0].device).manual_seed(seed)
+    with torch.inference_mode():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, DUMMY_STD, generator=generator)

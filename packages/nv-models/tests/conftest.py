@@ -1,0 +1,142 @@
+"""Tiny random checkpoints, written by transformers, and a step through a paged cache."""
+
+import json
+import os
+from pathlib import Path
+
+import nv_kernels as nk
+import pytest
+import torch
+import transformers
+from nv_models import CausalLM, ForwardContext
+
+BLOCK_SIZE = 16
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread():
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+def write_tiny_checkpoint(
+    folder: Path,
+    kind: str = "qwen3",
+    *,
+    dtype: torch.dtype = torch.float32,
+    spelling: str = "rope_parameters",
+    rope: dict | None = None,
+    seed: int = 0,
+    **overrides: object,
+) -> Path:
+    """Write a random 2-layer checkpoint whose argmax is stable; returns the folder.
+
+    `rope` holds rope_type and its parameters without rope_theta. `spelling` is how config.json
+    says it: "rope_parameters" as transformers 5 writes it, or "rope_theta" as version 4 did.
+    """
+    sizes: dict = {
+        "vocab_size": 320,
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    sizes.update(overrides)
+    theta = 10000.0
+    sizes["rope_parameters"] = {"rope_type": "default", **(rope or {}), "rope_theta": theta}
+    classes = {
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    }
+    config_class, model_class = classes[kind]
+    model = model_class(config_class(**sizes))
+    randomize(model, seed)
+    model.to(dtype).save_pretrained(folder)
+    if spelling == "rope_theta":
+        file = folder / "config.json"
+        config = json.loads(file.read_text())
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = rope
+        file.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture
+def tiny_checkpoint(tmp_path):
+    """A function that writes a tiny checkpoint into this test's folder."""
+
+    def write(kind: str = "qwen3", name: str = "model", **options: object) -> Path:
+        return write_tiny_checkpoint(tmp_path / name, kind, **options)
+
+    return write
+
+
+@pytest.fixture
+def paged_runner():
+    """The class that runs one sequence through a paged cache."""
+    return PagedRunner
+
+
+@torch.no_grad()
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Wide weights: logits spread over several units, so that rounding rarely moves the argmax."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "norm" in name:
+            parameter.copy_(1 + 0.2 * noise)
+        elif "embed" in name or "lm_head" in name:
+            parameter.copy_(0.3 * noise)
+        elif parameter.ndim == 1:
+            parameter.copy_(0.5 * noise)
+        else:
+            parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+
+
+class PagedRunner:
+    """One sequence through a model's paged cache, its blocks in a shuffled order."""
+
+    def __init__(self, model: CausalLM, num_blocks: int = 16, size: int = 1):
+        config = model.config
+        kv_heads = max(config.num_kv_heads // size, 1)
+        self.model = model
+        self.length = 0
+        self.backend = nk.attention_backend(
+            "torch",
+            device=torch.device("cpu"),
+            dtype=config.dtype,
+            num_q_heads=config.num_q_heads // size,
+            num_kv_heads=kv_heads,
+            head_dim=config.head_dim,
+            block_size=BLOCK_SIZE,
+        )
+        layout = self.backend.kv_layout(num_blocks, config.dtype)
+        self.kv = [layout.allocate(torch.device("cpu")) for _ in range(config.num_layers)]
+        order = torch.Generator().manual_seed(7)
+        self.blocks = torch.randperm(num_blocks, generator=order).int()
+
+    @torch.inference_mode()
+    def step(self, token_ids: list[int]) -> torch.Tensor:
+        """Logits [T, V] of the next tokens of the sequence."""
+        positions = torch.arange(self.length, self.length + len(token_ids))
+        self.length += len(token_ids)
+        slots = self.blocks[positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        attention = nk.AttentionMetadata(
+            query_start=torch.tensor([0, len(token_ids)], dtype=torch.int32),
+            context_lens=torch.tensor([self.length], dtype=torch.int32),
+            block_tables=self.blocks[None],
+            max_query_len=len(token_ids),
+            max_context_len=self.length,
+            num_decodes=1 if len(token_ids) == 1 else 0,
+        )
+        plan = self.backend.plan(attention)
+        context = ForwardContext(positions, slots, attention, plan, self.backend, self.kv)
+        hidden = self.model(torch.tensor(token_ids), context)
+        return self.model.logits(hidden)
