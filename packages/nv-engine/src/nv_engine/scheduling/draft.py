@@ -18,6 +18,10 @@ class Flight(NamedTuple):
     """Whose chunks sample, in the order of the result."""
     partial: list[tuple[Sequence, int]]
     """Whose chunks do not, and where they end."""
+    num_decodes: int
+    """Chunks whose token the device has."""
+    num_prefill_tokens: int
+    """Tokens of the other chunks."""
 
 
 class Draft:
@@ -31,6 +35,8 @@ class Draft:
         "copies",
         "held",
         "is_short",
+        "num_decodes",
+        "num_prefill_tokens",
         "num_steps",
         "partial",
         "placed",
@@ -43,6 +49,8 @@ class Draft:
         self.step = step
         self.num_steps = num_steps
         self.budget = budget  # tokens left in the step
+        self.num_decodes = 0
+        self.num_prefill_tokens = 0
         self.is_short = False  # of blocks: nobody is admitted
         self.held: list[Sequence] = []  # not scheduled, so that they can be preempted soon
         self.prefills: list[Sequence] = []  # running, with known tokens to compute
@@ -69,6 +77,7 @@ class Draft:
         sequence.num_scheduled = end
         sequence.last_step = self.step
         self.budget -= end - start
+        self.num_prefill_tokens += end - start
 
     def seal(self) -> Flight:
         """The finished batch with those who wait for its result."""
@@ -79,4 +88,6 @@ class Draft:
             tuple(self.copies),
             self.num_steps,
         )
-        return Flight(self.step, batch, self.rows, self.partial)
+        return Flight(
+            self.step, batch, self.rows, self.partial, self.num_decodes, self.num_prefill_tokens
+        )

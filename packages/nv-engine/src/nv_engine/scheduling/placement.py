@@ -84,6 +84,8 @@ class Placement:
         Due is the prefill of a running sequence, a sequence's last token, or a block that is not
         to be had.
         """
+        if most == 1:
+            return 1
         size, num_steps, rows = self.blocks.block_size, most, []
         for sequence in self.running.values():
             left = sequence.limit - 1 - sequence.num_scheduled
@@ -106,3 +108,18 @@ class Placement:
         self._free_slots.append(sequence.slot)
         sequence.unplace()
         self._refused = None
+
+
+def check_fits(blocks: BlockManager, prompt_len: int) -> None:
+    """Refuse a prompt that could never run.
+
+    Raises:
+        ValueError: the KV cache has too few blocks for it.
+    """
+    size, num_blocks = blocks.block_size, blocks.num_blocks
+    if prompt_len > num_blocks * size:
+        raise ValueError(
+            f"the prompt has {prompt_len} tokens, which takes {-(-prompt_len // size)} blocks of "
+            f"{size}, and the KV cache has {num_blocks}: raise num_kvcache_blocks or "
+            "gpu_memory_utilization, or shorten the prompt"
+        )
