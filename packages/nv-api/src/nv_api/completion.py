@@ -1,0 +1,138 @@
+"""Completion: one completion as it grows, tokens on one side and text on the other.
+
+Owns its tokens, its text and how it ended; never talks to the engine.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from nv_api.detokenizer import Detokenizer
+from nv_api.outputs import CompletionOutput
+from nv_api.stopping import StopStrings
+
+if TYPE_CHECKING:
+    from nv_engine import SamplingParams
+
+
+class Delta(NamedTuple):
+    """What a completion gained since it was last asked."""
+
+    text: str
+    token_ids: list[int]
+
+
+class Completion:
+    """One completion of a request; `extend` it with each step's tokens.
+
+    Text is made when somebody asks for it (`text`, `delta`, the end), or as tokens come where stop
+    strings have to be looked for. What was shown is never taken back: the deltas joined are the
+    final text.
+
+    Args:
+        index: which of the request's completions this is.
+        params: the request's parameters.
+        detokenizer: None where no text is wanted.
+    """
+
+    def __init__(
+        self, index: int, params: "SamplingParams", detokenizer: Detokenizer | None
+    ) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._detokenizer = detokenizer
+        self._min_tokens = params.min_tokens
+        self._include_stop = params.include_stop_str_in_output
+        stops = params.stop_strings
+        self._stops = StopStrings(stops, include=self._include_stop) if stops else None
+        self._pieces: list[str] = []
+        self._num_read = 0  # tokens whose text is in the pieces
+        self._num_readable = 0  # tokens that have a text: all but a stop token at the end
+        self._given = (0, 0)  # pieces and tokens that earlier deltas held
+
+    @property
+    def finished(self) -> bool:
+        """True once nothing more will come."""
+        return self.finish_reason is not None
+
+    @property
+    def text(self) -> str:
+        """The text so far, without what may yet become a character or a stop string."""
+        self._read(self._num_readable)
+        return "".join(self._pieces)
+
+    def extend(
+        self,
+        token_ids: Sequence[int],
+        finish_reason: str | None = None,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        """Add a step's tokens, and end if the engine said so or a stop string is complete.
+
+        Args:
+            token_ids: the new tokens; those after the one that completes a stop string are dropped.
+            finish_reason: the engine's, None while it goes on.
+            stop_reason: the stop token, or the error's sentence.
+        """
+        assert not self.finished
+        self.token_ids.extend(token_ids)
+        ends_in_stop_token = finish_reason == "stop" and not self._include_stop
+        self._num_readable = len(self.token_ids) - ends_in_stop_token
+        if self._stops is not None and self._find_stop():
+            return
+        if finish_reason is not None:
+            self.finish(finish_reason, stop_reason)
+
+    def finish(self, finish_reason: str, stop_reason: int | str | None = None) -> None:
+        """End here: what was held back is text after all."""
+        self._read(self._num_readable)
+        if self._detokenizer is not None:
+            self._show(self._detokenizer.flush())
+        if self._stops is not None:
+            self._pieces.append(self._stops.flush())
+        self.finish_reason, self.stop_reason = finish_reason, stop_reason
+
+    def delta(self) -> Delta:
+        """What is new since the last call."""
+        self._read(self._num_readable)
+        num_pieces, num_tokens = self._given
+        self._given = len(self._pieces), len(self.token_ids)
+        return Delta("".join(self._pieces[num_pieces:]), self.token_ids[num_tokens:])
+
+    def output(self) -> CompletionOutput:
+        """The completion as users see it: a snapshot, final once it has finished."""
+        return CompletionOutput(
+            index=self.index,
+            text=self.text,
+            token_ids=list(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _find_stop(self) -> bool:
+        """Read token by token; True if a stop string ended the completion."""
+        for position in range(self._num_read + 1, self._num_readable + 1):
+            stop = self._read(position)
+            if stop is not None:
+                del self.token_ids[position:]
+                self._num_readable = position
+                self.finish_reason, self.stop_reason = "stop", stop
+                return True
+        return False
+
+    def _read(self, position: int) -> str | None:
+        """Make the text of the tokens before `position`; return the stop string it completes."""
+        token_ids = self.token_ids[self._num_read : position]
+        self._num_read = position
+        if self._detokenizer is None or not token_ids:
+            return None
+        return self._show(self._detokenizer.push(token_ids))
+
+    def _show(self, piece: str) -> str | None:
+        """Add a piece of text, as far as stop strings let it be seen."""
+        stop = None
+        if self._stops is not None:
+            piece, stop = self._stops.push(piece, armed=self._num_read > self._min_tokens)
+        self._pieces.append(piece)
+        return stop

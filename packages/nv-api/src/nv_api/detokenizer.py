@@ -1,0 +1,104 @@
+"""Detokenizers: token ids in, text out, a few tokens at a time.
+
+Owns the bytes that do not make a character yet; never looks for stop strings. The pieces joined,
+with `flush` at the end, are what the tokenizer would decode from all the ids at once, and no piece
+holds a part of a character.
+"""
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+CONTEXT = 4
+"""Tokens of the prompt that the first piece is decoded behind."""
+PATIENCE = 8
+"""Pushes after which bytes that still make no character are taken to be none."""
+
+
+class Detokenizer(Protocol):
+    """Text of one completion, as its tokens arrive."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Add tokens and return the text that they complete."""
+
+    def flush(self) -> str:
+        """The text of bytes that never made a character: replacement characters, or ""."""
+
+
+class ByteDetokenizer:
+    """For byte-level tokenizers, where a token *is* some bytes: UTF-8, decoded incrementally.
+
+    Args:
+        pieces: the bytes of a token id, b"" for one that is left out.
+    """
+
+    def __init__(self, pieces: Callable[[int], bytes]) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Add tokens and return the characters that they complete."""
+        return self._decoder.decode(b"".join(map(self._pieces, token_ids)))
+
+    def flush(self) -> str:
+        """The replacement character of a last character that was cut short, or ""."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer: decode what is new behind some context, and show what the context lacks.
+
+    Context to the left of a token matters (leading spaces, joined words); the tokens between the
+    last two places where the text was whole are enough (the two offsets are vLLM's and TGI's
+    method). A text that ends in replacement characters may yet become another one: they wait, for
+    at most `PATIENCE` pushes.
+
+    Args:
+        decode: text of token ids, all of them kept.
+        is_shown: False for the ids that are left out of the text.
+        prompt_token_ids: what came before; decides whether the first word begins with a space.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        is_shown: Callable[[int], bool],
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._decode = decode
+        self._is_shown = is_shown
+        self._window = [token for token in prompt_token_ids[-CONTEXT:] if is_shown(token)]
+        while REPLACEMENT in decode(self._window):  # it begins within a character
+            del self._window[0]
+        self._num_context = len(self._window)  # tokens of the window whose text was whole
+        self._num_shown = len(decode(self._window))
+        self._num_waits = 0
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """Add tokens and return the characters that they complete."""
+        shown = [token for token in token_ids if self._is_shown(token)]
+        if not shown:
+            return ""
+        self._window += shown
+        text = self._decode(self._window)
+        whole = text.rstrip(REPLACEMENT)
+        self._num_waits += 1
+        if len(whole) == len(text) or self._num_waits >= PATIENCE:
+            piece = text[self._num_shown :]
+            self._move_on()
+            return piece
+        piece = whole[self._num_shown :]
+        self._num_shown += len(piece)
+        return piece
+
+    def flush(self) -> str:
+        """What still waited."""
+        return self._decode(self._window)[self._num_shown :] if self._num_waits else ""
+
+    def _move_on(self) -> None:
+        """What was new becomes the context."""
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._num_shown = len(self._decode(self._window))
+        self._num_waits = 0

@@ -1,0 +1,285 @@
+"""LLM: prompts in, texts out, on this thread.
+
+Owns the public surface: names, what a user may write, and the checks on it. Never steps the engine
+(the session does) and never makes a text (the processor does). Not thread-safe.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nv_engine.config import EngineConfig
+from nv_engine.params import SamplingParams
+from nv_models import ModelConfig, resolve
+
+from nv_api import options as keywords
+from nv_api.conversation import Message, Rendering, conversation_list, render
+from nv_api.outputs import RequestOutput
+from nv_api.pooling import PoolingParams
+from nv_api.progress import UseTqdm
+from nv_api.prompts import PromptLike, TokenPrompt, prompt_list, single_prompt, tokenize
+from nv_api.session import Session
+from nv_api.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from nv_engine import Engine
+    from transformers import PreTrainedTokenizerBase
+
+ParamsLike = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model that completes prompts, offline: vLLM's `LLM` and nano-vLLM's in one.
+
+    Args:
+        model: a folder (config.json, *.safetensors, tokenizer files), a .gguf file, a hub name
+            such as "Qwen/Qwen3-0.6B", or "demo".
+        **options: see the README's table; vLLM's names are understood.
+
+    Raises:
+        FileNotFoundError: a folder or a file of the model is not there.
+        ValueError: an option or the checkpoint is out of range.
+        TypeError: an unknown option; the message names the nearest known one.
+        NotImplementedError: an option or a value that is not built yet.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
+        asked = keywords.parse(str(model), options)
+        path = resolve(model, asked.engine.revision)
+        backend = None
+        if not asked.skip_tokenizer_init:
+            source = asked.tokenizer or path
+            revision = asked.engine.revision
+            backend = load_tokenizer(source, mode=asked.tokenizer_mode, revision=revision)
+        self.tokenizer: PreTrainedTokenizerBase | None = backend
+        self._default_params = _default_params(path)
+        self._text = Tokenizer(backend) if backend is not None else None
+        self._engine = start_engine(asked.engine)
+        self._session = Session(self._engine, self._text)
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: ParamsLike = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts; the outputs are in the order of the prompts.
+
+        All prompts are checked before any work starts. After an error or Ctrl-C nothing of this
+        call is left behind, and requests added before it are as they were.
+
+        Args:
+            prompts: a text, a list of token ids, a dict with "prompt" or "prompt_token_ids", or a
+                list of those.
+            sampling_params: one for all, or one a prompt; None: the checkpoint's recommendation.
+            use_tqdm: False for no progress bar.
+            lora_request: not built yet.
+
+        Raises:
+            ValueError: an empty, too long or otherwise impossible prompt; as many parameters as
+                prompts are needed.
+            TypeError: something that is no prompt.
+            NotImplementedError: a parameter that is not built yet.
+        """
+        _refuse_lora(lora_request)
+        tokenized = tokenize(prompt_list(prompts), self._text)
+        params = self._params_of(sampling_params, len(tokenized))
+        return self._session.run(tokenized, params, use_tqdm)
+
+    def chat(  # noqa: PLR0917  # vLLM's order
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: ParamsLike = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of a list of them.
+
+        Args:
+            messages: dicts with "role" and "content", in order; or a list of such lists.
+            sampling_params: as in `generate`.
+            use_tqdm: as in `generate`.
+            lora_request: not built yet.
+            chat_template: a Jinja template in place of the tokenizer's own.
+            add_generation_prompt: open the assistant's message.
+            continue_final_message: go on with the last message instead.
+            tools: JSON schemas of functions that the template may list.
+            chat_template_kwargs: more for the template, such as `{"enable_thinking": False}`.
+
+        Raises:
+            ValueError: no chat template, an empty conversation, or as in `generate`.
+            TypeError: something that is no conversation.
+        """
+        _refuse_lora(lora_request)
+        rendering = Rendering(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        prompts = [self._chat_prompt(c, rendering) for c in conversation_list(messages)]
+        params = self._params_of(sampling_params, len(prompts))
+        return self._session.run(prompts, params, use_tqdm)
+
+    def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
+        """Queue one prompt for `step` and return its id. Raises as `generate` does."""
+        (tokenized,) = tokenize([single_prompt(prompt)], self._text)
+        (params,) = self._params_of(sampling_params, 1)
+        return self._session.add(tokenized, params).request_id
+
+    def step(self) -> tuple[list[tuple[int, list[int]]], int]:
+        """Run one step of the engine.
+
+        Returns:
+            outputs: (request id, completion token ids) of each completion that ended, those that
+                ended during a `generate` first; and num_tokens: the step's prefill tokens, or,
+                if it had none, minus the number of tokens decoded.
+        """
+        return self._session.step()
+
+    def is_finished(self) -> bool:
+        """True if no request is left and `step` has told every result."""
+        return self._session.finished
+
+    def abort_request(self, request_id: int) -> None:
+        """Drop a request; nothing of it comes out of `step`. An unknown id is a no-op."""
+        self._session.abort(request_id)
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The transformers tokenizer, also `llm.tokenizer`.
+
+        Raises:
+            ValueError: there is none (`skip_tokenizer_init=True`).
+        """
+        if self.tokenizer is None:
+            raise ValueError(
+                "there is no tokenizer (skip_tokenizer_init=True): leave the option out"
+            )
+        return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json recommends, else the defaults."""
+        return self._default_params
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; for when weights were changed in place."""
+        return self._engine.reset_prefix_cache()
+
+    def get_metrics(self) -> dict[str, float]:
+        """Counters of the engine since it started."""
+        return self._engine.metrics()
+
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object = None,
+        pooling_task: str | None = None,
+    ) -> NoReturn:
+        """Hidden states of prompts; not built yet."""
+        _refuse_pooling("encode")
+
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+    ) -> NoReturn:
+        """Embeddings of prompts; not built yet."""
+        _refuse_pooling("embed")
+
+    def classify(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+    ) -> NoReturn:
+        """Class probabilities of prompts; not built yet."""
+        _refuse_pooling("classify")
+
+    def score(
+        self,
+        data_1: PromptLike | Sequence[PromptLike],
+        data_2: PromptLike | Sequence[PromptLike],
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: object = None,
+    ) -> NoReturn:
+        """Similarity of pairs of texts; not built yet."""
+        _refuse_pooling("score")
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back; a second call is a no-op."""
+        self._session.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams
+    ) -> Generator[str]:
+        """One conversation's answer as it comes; closing the iterator aborts it."""
+        (conversation,) = conversation_list([messages])
+        return self._session.stream(self._chat_prompt(conversation, Rendering()), sampling_params)
+
+    def _params_of(self, given: ParamsLike, num_prompts: int) -> list[SamplingParams]:
+        """Parameters of each prompt."""
+        if given is None:
+            given = self._default_params
+        if isinstance(given, SamplingParams):
+            return [given] * num_prompts
+        if len(given) != num_prompts:
+            raise ValueError(
+                f"there are {num_prompts} prompts and {len(given)} sampling_params: "
+                "give one for all, or one a prompt"
+            )
+        return list(given)
+
+    def _chat_prompt(self, conversation: list[dict[str, Any]], rendering: Rendering) -> TokenPrompt:
+        """A conversation as the prompt that the chat template makes of it."""
+        text = render(self.get_tokenizer(), conversation, rendering)
+        assert self._text is not None
+        (token_ids,) = self._text.encode([text], add_special_tokens=False)
+        return TokenPrompt(text, token_ids)
+
+
+def start_engine(config: EngineConfig) -> "Engine":
+    """Load the model and make ready to run it."""
+    from nv_engine import Engine  # noqa: PLC0415
+
+    return Engine(config)
+
+
+def _default_params(path: Path) -> SamplingParams:
+    """Sampling values that a checkpoint recommends; ours where it says nothing."""
+    recommended = asdict(ModelConfig.from_path(path).generation)
+    return SamplingParams(**{n: v for n, v in recommended.items() if v is not None})
+
+
+def _refuse_lora(lora_request: object) -> None:
+    if lora_request is not None:
+        raise NotImplementedError("lora_request is not built yet: leave it out")
+
+
+def _refuse_pooling(method: str) -> NoReturn:
+    raise NotImplementedError(f"{method} is not built yet: this version generates text only")

@@ -1,0 +1,111 @@
+"""What a request gives back: RequestOutput, CompletionOutput, Logprob.
+
+Owns the shapes of results, in both spellings (nano-vLLM's dict, vLLM's attributes); never computes
+one: the processor does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """One candidate token's log-probability, from the raw logits, before temperature.
+
+    Attributes:
+        logprob: natural logarithm of the probability.
+        rank: 1 for the most likely token; None where it was not computed.
+        decoded_token: the token's own text; None without a tokenizer.
+    """
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One completion of a prompt.
+
+    Attributes:
+        index: which of the request's `n` completions this is.
+        text: the text, special tokens left out unless they were asked for; "" without a tokenizer.
+        token_ids: the tokens drawn, the final EOS included.
+        cumulative_logprob: sum of the drawn tokens' log-probabilities; None unless asked for.
+        logprobs: a dict of candidates a token; None unless asked for.
+        finish_reason: "stop", "length", "abort" or "error"; None while the completion runs.
+        stop_reason: the stop string or stop token that ended it, or the error's sentence.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """True once the completion has ended, for whatever reason."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds of one monotonic clock.
+
+    Attributes:
+        arrival_time: the request was added.
+        first_token_time: its first token reached the host; None before.
+        finished_time: its last completion ended; None before.
+    """
+
+    arrival_time: float
+    first_token_time: float | None = None
+    finished_time: float | None = None
+
+
+class RequestOutput(dict[str, Any]):
+    """A request's result: a dict with exactly `text` and `token_ids`, and vLLM's attributes.
+
+    The two entries are those of the first completion: `output["text"]` is
+    `output.outputs[0].text`.
+
+    Args:
+        request_id: the id that `add_request` returned.
+        prompt: the prompt's text; None where token ids were given.
+        prompt_token_ids: the prompt's tokens.
+        outputs: one `CompletionOutput` a completion, in order of index.
+        finished: True once every completion has ended.
+        prompt_logprobs: a dict of candidates a prompt token, None first; None unless asked for.
+        num_cached_tokens: prompt tokens that the prefix cache had.
+        metrics: times of the request's life.
+    """
+
+    def __init__(
+        self,
+        *,
+        request_id: int,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        outputs: list[CompletionOutput],
+        finished: bool,
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None,
+        num_cached_tokens: int = 0,
+        metrics: RequestMetrics | None = None,
+    ) -> None:
+        super().__init__(text=outputs[0].text, token_ids=outputs[0].token_ids)
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.prompt_logprobs = prompt_logprobs
+        self.outputs = outputs
+        self.finished = finished
+        self.num_cached_tokens = num_cached_tokens
+        self.metrics = metrics
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestOutput(request_id={self.request_id}, prompt={self.prompt!r}, "
+            f"outputs={self.outputs!r}, finished={self.finished})"
+        )

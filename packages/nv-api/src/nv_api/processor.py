@@ -1,0 +1,144 @@
+"""Processor: turns the engine's updates, which are token ids, into texts.
+
+Owns the requests that run and what has become of each; never decides when the engine steps. It
+works a step at a time: whoever drives the engine hands it each step's updates and reads deltas
+(a stream), snapshots (a server) or final outputs (a list) from the requests.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from nv_api.completion import Completion
+from nv_api.outputs import RequestMetrics, RequestOutput
+from nv_api.prompts import TokenPrompt
+from nv_api.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nv_engine import Engine, SamplingParams, SequenceUpdate
+
+
+class Request:
+    """One prompt on its way, with its `params.n` completions."""
+
+    def __init__(
+        self, request_id: int, prompt: TokenPrompt, completions: tuple[Completion, ...]
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.completions = completions
+        self.num_cached_tokens = 0
+        self.cut_short = False  # a stop string ended a completion; the engine goes on with it
+        self._arrival_time = time.monotonic()
+        self._first_token_time: float | None = None
+        self._finished_time: float | None = None
+
+    @property
+    def finished(self) -> bool:
+        """True once every completion has ended."""
+        return all(completion.finished for completion in self.completions)
+
+    def update(self, update: "SequenceUpdate") -> Completion | None:
+        """Give an update to its completion; None if that one had ended already."""
+        completion = self.completions[update.index]
+        if completion.finished:
+            return None
+        now = time.monotonic()
+        if update.token_ids and self._first_token_time is None:
+            self._first_token_time = now
+            self.num_cached_tokens = update.num_cached_tokens
+        completion.extend(update.token_ids, update.finish_reason, update.stop_reason)
+        if completion.finished and update.finish_reason is None:
+            self.cut_short = True
+        if self.finished:
+            self._finished_time = now
+        return completion
+
+    def output(self) -> RequestOutput:
+        """The request as users see it: a snapshot, final once it has finished."""
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=[completion.output() for completion in self.completions],
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=RequestMetrics(self._arrival_time, self._first_token_time, self._finished_time),
+        )
+
+
+class Finished(NamedTuple):
+    """A completion that ended in the step just processed."""
+
+    request: Request
+    completion: Completion
+
+
+class Processor:
+    """The requests of one engine, from prompt to text.
+
+    Args:
+        engine: where requests are added and aborted; the caller steps it.
+        tokenizer: None if there is no text, only token ids.
+    """
+
+    def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._requests: dict[int, Request] = {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        """True while a request runs or waits."""
+        return bool(self._requests)
+
+    def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
+        """Queue a prompt.
+
+        Raises:
+            ValueError: the engine refuses it, or it has stop strings and there is no tokenizer.
+            NotImplementedError: a parameter that is not built yet.
+        """
+        if params.stop_strings and self._tokenizer is None:
+            raise ValueError(
+                f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
+                "use stop_token_ids"
+            )
+        request_id = self._engine.add(prompt.token_ids, params)
+        completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
+        request = self._requests[request_id] = Request(request_id, prompt, completions)
+        return request
+
+    def process(self, updates: Iterable["SequenceUpdate"]) -> list[Finished]:
+        """Take a step's updates in, and tell the engine which requests their text has ended.
+
+        Returns:
+            The completions that ended, in the order of the updates.
+        """
+        finished = []
+        for update in updates:
+            request = self._requests.get(update.request_id)
+            completion = request.update(update) if request is not None else None
+            if request is None or completion is None or not completion.finished:
+                continue
+            finished.append(Finished(request, completion))
+            if request.finished:
+                del self._requests[request.request_id]
+                if request.cut_short:
+                    self._engine.abort(request.request_id)
+        return finished
+
+    def abort(self, request_id: int) -> None:
+        """Stop a request; its completions end with "abort". An unknown or ended one is a no-op."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        self._engine.abort(request_id)
+        for completion in request.completions:
+            if not completion.finished:
+                completion.finish("abort")
+
+    def _completion(self, index: int, prompt: TokenPrompt, params: "SamplingParams") -> Completion:
+        if self._tokenizer is None or not params.detokenize:
+            return Completion(index, params, None)
+        return Completion(index, params, self._tokenizer.detokenizer(params, prompt.token_ids))

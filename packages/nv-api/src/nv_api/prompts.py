@@ -1,0 +1,118 @@
+"""Prompts: the ways to spell one, brought to a single form.
+
+Owns what counts as a prompt and what it may hold; never tokenizes.
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from nv_api.tokenizer import Tokenizer
+
+PromptLike: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or a dict with "prompt" or "prompt_token_ids"."""
+
+KEYS = ("prompt", "prompt_token_ids")
+UNBUILT_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "cache_salt")
+FORMS = "a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+
+
+class Prompt(NamedTuple):
+    """One prompt: its text, its token ids, or both (the ids are then what is run)."""
+
+    text: str | None
+    token_ids: list[int] | None
+
+
+class TokenPrompt(NamedTuple):
+    """One prompt, ready for the engine."""
+
+    text: str | None
+    token_ids: list[int]
+
+
+def prompt_list(prompts: object) -> list[Prompt]:
+    """The prompts of one call, in order; a single prompt, however spelled, is a list of one.
+
+    Raises:
+        TypeError: something that is no prompt.
+        ValueError: an empty prompt, or a dict with the wrong keys.
+        NotImplementedError: a dict that asks for what is not built yet.
+    """
+    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+        return [single_prompt(prompts)]
+    if not isinstance(prompts, Sequence):
+        raise TypeError(f"prompts is a {type(prompts).__name__}: it must be {FORMS}, or a list")
+    several = len(prompts) > 1
+    return [
+        single_prompt(p, f"prompt {i}" if several else "the prompt") for i, p in enumerate(prompts)
+    ]
+
+
+def single_prompt(prompt: object, name: str = "the prompt") -> Prompt:
+    """One prompt; `name` is what errors call it. Raises as `prompt_list` does."""
+    if isinstance(prompt, str):
+        return Prompt(_text(prompt, name), None)
+    if isinstance(prompt, Mapping):
+        return _from_dict(prompt, name)
+    return Prompt(None, _token_ids(prompt, name))
+
+
+def tokenize(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[TokenPrompt]:
+    """Give every prompt its token ids.
+
+    Raises:
+        ValueError: a text, and no tokenizer to read it.
+    """
+    texts = [p.text for p in prompts if p.token_ids is None and p.text is not None]
+    if texts and tokenizer is None:
+        raise ValueError(
+            f"the prompt {texts[0]!r} is text and there is no tokenizer "
+            "(skip_tokenizer_init=True): pass token ids"
+        )
+    encoded = iter(tokenizer.encode(texts) if tokenizer is not None else ())
+    return [
+        TokenPrompt(p.text, next(encoded) if p.token_ids is None else p.token_ids) for p in prompts
+    ]
+
+
+def _is_token_ids(prompts: object) -> bool:
+    """True for a non-empty sequence of integers: one prompt, not several."""
+    return isinstance(prompts, Sequence) and bool(prompts) and _is_integer(prompts[0])
+
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _text(text: str, name: str) -> str:
+    if not text:
+        raise ValueError(f"{name} is empty: give at least one character")
+    return text
+
+
+def _token_ids(ids: object, name: str) -> list[int]:
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
+    wrong = next((token for token in ids if not _is_integer(token)), None)
+    if wrong is not None:
+        raise TypeError(f"{name} holds {wrong!r} among its token ids: every one must be an integer")
+    if not ids:
+        raise ValueError(f"{name} is empty: give at least one token id")
+    return [operator.index(token) for token in ids]
+
+
+def _from_dict(prompt: Mapping[str, Any], name: str) -> Prompt:
+    for key in prompt:
+        if key in UNBUILT_KEYS and prompt[key]:
+            raise NotImplementedError(f"{name} has {key!r}, which is not built yet: leave it out")
+        if key not in KEYS + UNBUILT_KEYS:
+            raise ValueError(f"{name} has an unknown key {key!r}: it may have {' and '.join(KEYS)}")
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if ids is not None:
+        return Prompt(text, _token_ids(ids, name))
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{name} is a dict without 'prompt' or 'prompt_token_ids': give one of them"
+        )
+    return Prompt(_text(text, name), None)

@@ -1,0 +1,126 @@
+"""Session: one engine, driven from one thread.
+
+Owns when the engine steps and the results that wait to be asked for; never reads what a user wrote
+(prompts come tokenized) and never makes a text (the processor does).
+"""
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from nv_api.outputs import RequestOutput
+from nv_api.processor import Finished, Processor, Request
+from nv_api.progress import Progress, UseTqdm
+from nv_api.prompts import TokenPrompt
+from nv_api.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nv_engine import Engine, SamplingParams, StepOutput
+
+
+class Session:
+    """Runs requests to their end, streams one, or goes step by step; all three at once if need be.
+
+    Args:
+        engine: the engine; closed with the session.
+        tokenizer: None if there is no text, only token ids.
+    """
+
+    def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
+        self._engine = engine
+        self._processor = Processor(engine, tokenizer)
+        self._kept: list[Finished] = []  # ended, and not yet told by `step`
+        self._closed = False
+
+    @property
+    def finished(self) -> bool:
+        """True if no request is left and every result was told."""
+        return not self._kept and not self._processor.has_unfinished
+
+    def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
+        """Queue a prompt; raises as `Processor.add` does.
+
+        Raises:
+            RuntimeError: the session is closed.
+        """
+        if self._closed:
+            raise RuntimeError("this LLM is closed: make a new one")
+        return self._processor.add(prompt, params)
+
+    def run(
+        self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
+    ) -> list[RequestOutput]:
+        """Complete prompts, in their order; on any exception none of them is left behind."""
+        requests: list[Request] = []
+        try:
+            for prompt, prompt_params in zip(prompts, params, strict=True):
+                requests.append(self._add_numbered(prompt, prompt_params, requests, len(prompts)))
+            self._finish(requests, use_tqdm)
+        finally:
+            for request in requests:
+                self._processor.abort(request.request_id)
+        return [request.output() for request in requests]
+
+    def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:
+        """The text of a prompt's first completion as it comes; closing the iterator aborts it."""
+        request = self.add(prompt, params)
+        own = {request.request_id}
+        try:
+            while not request.finished:
+                self._advance(own)
+                if text := request.completions[0].delta().text:
+                    yield text
+        finally:
+            self._processor.abort(request.request_id)
+
+    def step(self) -> tuple[list[tuple[int, list[int]]], int]:
+        """One step; see `LLM.step`."""
+        num_tokens = 0
+        if self._processor.has_unfinished:
+            step, _ = self._advance(own=frozenset())
+            num_tokens = step.num_prefill_tokens or -step.num_decode_tokens
+        ended, self._kept = self._kept, []
+        return [(e.request.request_id, list(e.completion.token_ids)) for e in ended], num_tokens
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request and its results; an unknown one is a no-op."""
+        self._processor.abort(request_id)
+        self._kept = [e for e in self._kept if e.request.request_id != request_id]
+
+    def close(self) -> None:
+        """Stop the engine; a second call is a no-op."""
+        if not self._closed:
+            self._closed = True
+            self._engine.close()
+
+    def _add_numbered(
+        self, prompt: TokenPrompt, params: "SamplingParams", before: list[Request], total: int
+    ) -> Request:
+        """Queue one of several prompts, so that a refusal says which one it was."""
+        try:
+            return self.add(prompt, params)
+        except ValueError as error:
+            if total == 1:
+                raise
+            raise ValueError(f"prompt {len(before)}: {error}") from error
+
+    def _finish(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> None:
+        """Step until these requests have ended."""
+        own = {request.request_id for request in requests}
+        with Progress(len(requests), use_tqdm) as progress:
+            num_left = len(requests)
+            while num_left:
+                step, num_ended = self._advance(own)
+                num_left -= num_ended
+                progress.step(step.num_prefill_tokens, step.num_decode_tokens, num_ended)
+
+    def _advance(self, own: set[int] | frozenset[int]) -> tuple["StepOutput", int]:
+        """Step the engine once, and keep what ended for `step`, but for the caller's `own`.
+
+        Returns:
+            The engine's step, and how many of the caller's requests ended in it.
+        """
+        step = self._engine.step()
+        ended = self._processor.process(step.updates)
+        self._kept += [e for e in ended if e.request.request_id not in own]
+        done = {e.request.request_id for e in ended if e.request.finished}
+        return step, len(done & own)

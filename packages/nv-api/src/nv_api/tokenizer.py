@@ -1,0 +1,135 @@
+"""Tokenizer: one checkpoint's tokenizer, loaded, and the detokenizers that belong to it.
+
+Owns the bytes of each token and which tokens are special; never decides what a prompt is.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+if TYPE_CHECKING:
+    from nv_engine import SamplingParams
+    from transformers import PreTrainedTokenizerBase
+
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+MODES = ("auto", "hf")
+
+
+def load_tokenizer(
+    source: Path | str, *, mode: str = "auto", revision: str | None = None
+) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of a folder or a hub name.
+
+    Args:
+        source: a folder with tokenizer files, or a hub name.
+        mode: "auto" or "hf": the checkpoint's own; no other mode is built.
+        revision: branch, tag or commit of a hub name.
+
+    Raises:
+        FileNotFoundError: a folder without tokenizer files.
+        NotImplementedError: another mode.
+    """
+    if mode not in MODES:
+        raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
+    path = Path(source)
+    if path.is_dir() and not any((path / name).exists() for name in FILES):
+        raise FileNotFoundError(
+            f"{path} holds no tokenizer (none of {', '.join(FILES)}): give its place with "
+            "tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
+        )
+    from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import, and not always needed
+
+    return AutoTokenizer.from_pretrained(source, revision=revision)
+
+
+class Tokenizer:
+    """What the processor needs of a tokenizer: ids of texts, and texts of ids.
+
+    Args:
+        backend: the transformers tokenizer; users get it as `llm.tokenizer`.
+    """
+
+    def __init__(self, backend: "PreTrainedTokenizerBase") -> None:
+        self.backend = backend
+        added = backend.added_tokens_decoder.items()
+        special = {token for token, content in added if content.special}
+        self._special = frozenset(special | set(backend.all_special_ids))
+        self._is_byte_level = _decoder_name(backend) == "ByteLevel"
+        self._pieces: dict[bool, _Pieces] = {}
+
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Token ids of each text; with the tokenizer's own first and last tokens if asked."""
+        if not texts:
+            return []
+        encoded = self.backend(list(texts), add_special_tokens=add_special_tokens)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
+    def detokenizer(self, params: "SamplingParams", prompt_token_ids: Sequence[int]) -> Detokenizer:
+        """A detokenizer for one completion of a prompt."""
+        skipped = self._special if params.skip_special_tokens else frozenset[int]()
+        if self._is_byte_level:
+            pieces = self._pieces.setdefault(
+                params.skip_special_tokens, _Pieces(self.backend, skipped)
+            )
+            return ByteDetokenizer(pieces.__getitem__)
+        spaced = params.spaces_between_special_tokens
+        return WindowDetokenizer(
+            lambda ids: _decode(self.backend, ids, spaced),
+            lambda token: token not in skipped,
+            prompt_token_ids,
+        )
+
+
+class _Pieces(dict[int, bytes]):
+    """Bytes of each token id of a byte-level tokenizer, found out once an id."""
+
+    def __init__(self, backend: "PreTrainedTokenizerBase", skipped: frozenset[int]) -> None:
+        super().__init__()
+        self._backend = backend
+        self._skipped = skipped
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._backend.convert_ids_to_tokens(token_id)
+        if token_id in self._skipped or not isinstance(token, str):  # None: past the vocabulary
+            token = ""
+        piece = self[token_id] = _token_bytes(token)
+        return piece
+
+
+def _token_bytes(token: str) -> bytes:
+    """Bytes that a byte-level token spells; an added token that is no such spelling is itself."""
+    if all(character in BYTE_OF_CHARACTER for character in token):
+        return bytes(BYTE_OF_CHARACTER[character] for character in token)
+    return token.encode()
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 spells itself, the other bytes follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_of_character()
+
+
+def _decoder_name(backend: "PreTrainedTokenizerBase") -> str:
+    """Name of the step that turns token strings into text; "" for tokenizers written in Python."""
+    rust = getattr(backend, "backend_tokenizer", None)
+    return type(rust.decoder).__name__ if rust is not None else ""
+
+
+def _decode(backend: "PreTrainedTokenizerBase", ids: list[int], spaced: bool) -> str:
+    """Text of ids, none of them left out, with no tidying of spaces."""
+    text = backend.decode(
+        ids,
+        skip_special_tokens=False,
+        clean_up_tokenization_spaces=False,
+        spaces_between_special_tokens=spaced,
+    )
+    assert isinstance(text, str)
+    return text
