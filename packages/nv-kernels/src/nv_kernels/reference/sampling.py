@@ -70,7 +70,7 @@ def _shrink(logits: torch.Tensor, weights: torch.Tensor, sampling: SamplingTenso
     mass = weights.cumsum(-1, dtype=torch.float64)  # [R, V]
     tokens = _invert(mass, sampling, 0)
     limit = sampling.top_p.double() * mass[:, -1]  # [R]
-    rows = torch.nonzero((sampling.top_p < 1) & ~mass[:, -1].isnan()).flatten()
+    rows = torch.nonzero((sampling.top_p < 1) & (mass[:, -1] > 0)).flatten()
     draw = 0
     while rows.numel() > 0:
         lowest = logits[rows, tokens[rows]]
@@ -85,7 +85,7 @@ def _shrink(logits: torch.Tensor, weights: torch.Tensor, sampling: SamplingTenso
 def _invert(
     mass: torch.Tensor, sampling: SamplingTensors, draw: int, rows: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the first token whose cumulative mass exceeds u times the total; 0 on NaN.
+    """Return the first token whose cumulative mass exceeds u times the total; 0 without a mass.
 
     Args:
         mass: [R, V] float64, cumulative over ids.
@@ -99,4 +99,4 @@ def _invert(
     total = mass[:, -1:]
     target = uniform(seeds, positions, draw)[:, None] * total
     tokens = torch.searchsorted(mass, target, right=True)
-    return torch.where(total.isnan(), 0, tokens).flatten()
+    return torch.where(total > 0, tokens, 0).flatten()

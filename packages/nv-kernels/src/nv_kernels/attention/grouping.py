@@ -1,0 +1,186 @@
+"""Groups a step's sequences so that the torch backend needs few calls a layer.
+
+Owns the index tensors and masks of a step, made once and shared by all layers. Never touches
+keys or values.
+
+Sequences with one query are batched with others of like length: a group is padded to its longest
+member, and a padded place points at the sequence's own first token, so that nothing of another
+sequence, not even a NaN, is ever read. Measured on one AVX-512
+core in bf16 (9 q / 3 kv heads, D 64), ms a layer for one call a sequence, groups, one batch: 0.46,
+0.20, 0.20 at 8 contexts of 50 to 150; 3.3, 2.8, 3.1 at 32 contexts of 100 to 600.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from nv_kernels.attention.base import AttentionMetadata
+
+MAX_GROUP_TOKENS = 4096  # keys of a group, padding included: what stays near the core
+MAX_GROUP_PADDING = 512  # padded keys that cost about what one more group costs
+MAX_TILE_QUERIES = 256  # queries of a chunk that share a call, and thus a mask
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """Sequences with one query each.
+
+    Attributes:
+        rows: where their queries lie in `Grouping.rows`; N of them.
+        num_tokens: C, keys a sequence, padding included.
+        slots: [N * C] of the cache, or a slice of it for one sequence in consecutive blocks.
+        mask: [N, 1, 1, C], 0 or -inf; None where nothing is padded.
+    """
+
+    rows: slice
+    num_tokens: int
+    slots: torch.Tensor | slice
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One sequence with several queries, the last of its context.
+
+    Attributes:
+        rows: where its queries lie in `Grouping.rows`.
+        slots: [C] of the cache, or a slice of it where the blocks are consecutive.
+        mask: [tile, M], 0 or -inf, M at least C: its bottom right corner of any size is the
+            causal mask of the last queries over the last keys. Shared by the step's chunks.
+    """
+
+    rows: slice
+    slots: torch.Tensor | slice
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """A step, grouped.
+
+    Attributes:
+        rows: [Q] query rows that see anything, in the order of the groups.
+        decodes: groups of sequences with one query.
+        chunks: the other sequences.
+    """
+
+    rows: torch.Tensor
+    decodes: tuple[Decodes, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    index: int
+    query_start: int
+    query_len: int
+    context_len: int
+
+
+def group(metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> Grouping:
+    """Group a step. Reads the metadata on the host: on a GPU this waits for the device.
+
+    Args:
+        metadata: the step's.
+        block_size: tokens a block.
+        dtype: of the masks: the queries'.
+
+    Returns:
+        The grouping; sequences without a query or a context are left out.
+    """
+    sequences = _sequences(metadata)
+    singles = sorted((s for s in sequences if s.query_len == 1), key=lambda s: -s.context_len)
+    longer = [s for s in sequences if s.query_len > 1]
+    tables = metadata.block_tables
+    order: list[int] = []
+    decodes, chunks = [], []
+    for members in _split(singles):
+        rows = _append(order, members)
+        slots, mask = _padded(members, tables, block_size, dtype)
+        decodes.append(Decodes(rows, members[0].context_len, slots, mask))
+    corner = _corner(longer, dtype, tables.device)
+    for sequence in longer:
+        rows = _append(order, [sequence])
+        slots = _slots(sequence, tables, block_size)
+        chunks.append(Chunk(rows, slots, corner))
+    rows_of_groups = torch.tensor(order, dtype=torch.int64, device=tables.device)
+    return Grouping(rows_of_groups, tuple(decodes), tuple(chunks))
+
+
+def _sequences(metadata: AttentionMetadata) -> list[_Sequence]:
+    starts = metadata.query_start.tolist()
+    lengths = metadata.context_lens.tolist()
+    every = (
+        _Sequence(index, starts[index], starts[index + 1] - starts[index], context_len)
+        for index, context_len in enumerate(lengths)
+    )
+    return [s for s in every if s.query_len > 0 and s.context_len > 0]
+
+
+def _append(order: list[int], members: list[_Sequence]) -> slice:
+    first = len(order)
+    for member in members:
+        order.extend(range(member.query_start, member.query_start + member.query_len))
+    return slice(first, len(order))
+
+
+def _split(sequences: list[_Sequence]) -> list[list[_Sequence]]:
+    """Cut sequences, longest first, where padding or size would outweigh one more call."""
+    groups: list[list[_Sequence]] = []
+    padding = 0
+    for sequence in sequences:
+        if groups:
+            longest = groups[-1][0].context_len
+            padding += longest - sequence.context_len
+            size = (len(groups[-1]) + 1) * longest
+            if padding <= MAX_GROUP_PADDING and size <= MAX_GROUP_TOKENS:
+                groups[-1].append(sequence)
+                continue
+        groups.append([sequence])
+        padding = 0
+    return groups
+
+
+def _padded(
+    members: list[_Sequence], tables: torch.Tensor, block_size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor | slice, torch.Tensor | None]:
+    """Return the slots [N * C] of N sequences and the mask [N, 1, 1, C] of their padding."""
+    if len(members) == 1:
+        return _slots(members[0], tables, block_size), None
+    device = tables.device
+    index = torch.tensor([s.index for s in members], device=device)
+    lengths = torch.tensor([s.context_len for s in members], device=device)[:, None]
+    places = torch.arange(members[0].context_len, device=device)  # [C]
+    padding = places >= lengths  # [N, C]
+    places = places.expand_as(padding).masked_fill(padding, 0)
+    blocks = tables[index].gather(1, places // block_size).long()  # [N, C]
+    slots = (blocks * block_size + places % block_size).flatten()
+    if members[-1].context_len == members[0].context_len:
+        return slots, None
+    mask = torch.zeros(padding.shape, dtype=dtype, device=device)
+    return slots, mask.masked_fill_(padding, float("-inf"))[:, None, None]
+
+
+def _slots(sequence: _Sequence, tables: torch.Tensor, block_size: int) -> torch.Tensor | slice:
+    """Return where a sequence's C keys lie: a slice, which needs no copy, if they are adjacent."""
+    num_blocks = -(-sequence.context_len // block_size)
+    blocks = tables[sequence.index, :num_blocks].long()
+    if num_blocks == 1 or bool((blocks.diff() == 1).all()):
+        first = int(blocks[0]) * block_size
+        return slice(first, first + sequence.context_len)
+    offsets = torch.arange(block_size, device=tables.device)
+    slots = blocks[:, None] * block_size + offsets  # [num_blocks, block_size]
+    return slots.flatten()[: sequence.context_len]
+
+
+def _corner(sequences: list[_Sequence], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return the mask [tile, M] of `Chunk`."""
+    tile = min(MAX_TILE_QUERIES, max((s.query_len for s in sequences), default=0))
+    width = max((s.context_len for s in sequences), default=0)
+    hidden = torch.ones(tile, width, dtype=torch.bool, device=device).triu(width - tile + 1)
+    mask = torch.zeros(tile, width, dtype=dtype, device=device)
+    return mask.masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,45 @@
+"""The products, the look-up and the gate against float64."""
+
+import nv_kernels as nk
+import pytest
+import torch
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-2, torch.bfloat16: 2e-1}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear(tokens, biased, dtype):
+    torch.manual_seed(0)
+    x, weight = torch.randn(tokens, 96).to(dtype), torch.randn(40, 96).to(dtype)
+    bias = torch.randn(40).to(dtype) if biased else None
+    expected = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    out = nk.linear(x, weight, bias)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=1e-2)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_embedding(index):
+    weight = torch.randn(10, 8).bfloat16()
+    ids = torch.tensor([3, 0, 9, 3], dtype=index)
+    assert torch.equal(nk.embedding(ids, weight), weight[[3, 0, 9, 3]])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_silu_and_mul(dtype):
+    torch.manual_seed(0)
+    x = (torch.randn(5, 64) * 4).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    out = nk.silu_and_mul(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(
+        out.double(), gate / (1 + (-gate).exp()) * up, atol=TOLERANCE[dtype] / 10, rtol=1e-2
+    )
+
+
+def test_silu_is_rounded_before_it_multiplies():
+    x = torch.randn(5, 64).bfloat16()
+    gate, up = x.chunk(2, -1)
+    assert torch.equal(nk.silu_and_mul(x), torch.nn.functional.silu(gate) * up)

@@ -1,0 +1,196 @@
+"""The draw: its distribution, its filters, its independence of neighbours."""
+
+import nv_kernels as nk
+import pytest
+import torch
+from nv_kernels.reference.philox import uniform
+
+NAMES = ("temperature", "top_k", "top_p", "min_p")
+OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def tensors(rows, *, seeds=None, positions=None):
+    """SamplingTensors of rows, each a dict of what is not off."""
+    rows = [OFF | row for row in rows]
+    dtypes = {"top_k": torch.int32}
+    columns = {
+        name: torch.tensor([row[name] for row in rows], dtype=dtypes.get(name, torch.float32))
+        for name in NAMES
+    }
+    count = torch.arange(len(rows))
+    return nk.SamplingTensors(
+        **columns,
+        seeds=count if seeds is None else seeds,
+        positions=count if positions is None else positions,
+        all_greedy=all(row["temperature"] == 0 for row in rows),
+        any_filter=any(row[name] != OFF[name] for row in rows for name in NAMES[1:]),
+    )
+
+
+def many(logits, count, **row):
+    """Draw count times from one row of logits."""
+    sampling = tensors([row])
+    fields = {name: getattr(sampling, name).expand(count) for name in NAMES}
+    keys = {"seeds": torch.arange(count) * 2654435761 - 2**62, "positions": torch.arange(count)}
+    sampling = nk.SamplingTensors(
+        **fields, **keys, all_greedy=sampling.all_greedy, any_filter=sampling.any_filter
+    )
+    return nk.sample(logits.expand(count, -1), sampling)
+
+
+def exact(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Probabilities by sorting, in float64."""
+    weights = (logits.double() / temperature).softmax(-1)
+    kept = weights >= min_p * weights.max()
+    if top_k:
+        kept &= logits >= logits.sort(descending=True).values[min(top_k, len(logits)) - 1]
+    weights = torch.where(kept, weights, 0.0)
+    above = torch.stack([weights[logits > logit].sum() for logit in logits])
+    weights = torch.where(above < top_p * weights.sum(), weights, 0.0)
+    return weights / weights.sum()
+
+
+def chi_square_limit(degrees):
+    """99.9 % point, by Wilson and Hilferty."""
+    return degrees * (1 - 2 / (9 * degrees) + 3.09 * (2 / (9 * degrees)) ** 0.5) ** 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 2.5},
+        {"top_k": 5},
+        {"top_k": 1000},
+        {"top_p": 0.8},
+        {"top_p": 0.3, "temperature": 1.7},
+        {"min_p": 0.1},
+        {"top_k": 12, "top_p": 0.7, "min_p": 0.05, "temperature": 1.3},
+        {"top_k": 3, "top_p": 0.999},
+    ],
+    ids=str,
+)
+def test_distribution(row, dtype):
+    generator = torch.Generator().manual_seed(1)
+    logits = (torch.randn(40, generator=generator) * 2).to(dtype)
+    logits[7] = logits[3]  # ties
+    logits[20:23] = float("-inf")
+    count = 20000
+    expected = exact(logits.float(), **row) * count
+    observed = torch.bincount(many(logits, count, **row), minlength=40)
+    support = expected > 0
+    assert not observed[~support].any()
+    common = expected >= 5
+    rare = support & ~common
+    statistic = ((observed - expected) ** 2 / expected)[common].sum()
+    degrees = int(common.sum()) - 1
+    if expected[rare].sum() >= 5:
+        statistic += (observed[rare].sum() - expected[rare].sum()) ** 2 / expected[rare].sum()
+        degrees += 1
+    assert statistic < chi_square_limit(degrees)
+
+
+def test_published_top_p_case():
+    logits = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
+    assert many(logits, 3000, top_p=0.6).unique().tolist() == [2, 3]
+    assert many(logits, 1000, top_p=1e-9).unique().tolist() == [3]
+
+
+def test_top_k_keeps_ties_with_the_kth():
+    logits = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])
+    assert many(logits, 1000, top_k=2).unique().tolist() == [1, 2, 3, 4]
+    assert many(logits, 1000, top_k=1).unique().tolist() == [2]
+
+
+def test_top_p_keeps_ties_with_the_last():
+    logits = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])
+    assert many(logits, 1000, top_p=0.5).unique().tolist() == [1, 2, 3, 4]
+
+
+def test_greedy_takes_the_lowest_of_ties():
+    logits = torch.tensor([[0.0, 5.0, 5.0, 1.0], [7.0, 7.0, 7.0, 7.0], [0.0, 1.0, 2.0, 3.0]])
+    greedy = tensors([{"temperature": 0.0}] * 3)
+    assert greedy.all_greedy
+    assert nk.sample(logits, greedy).tolist() == [1, 0, 3]
+    mixed = tensors([{"temperature": 0.0, "top_k": 2}, {"temperature": 0.0}, {"top_p": 0.1}])
+    assert nk.sample(logits, mixed).tolist() == [1, 0, 3]
+
+
+def test_inversion_takes_the_first_id_whose_mass_exceeds_u():
+    logits = torch.zeros(500, 8)
+    sampling = tensors([{}] * 500)
+    u = uniform(sampling.seeds, sampling.positions, 0)
+    assert torch.equal(nk.sample(logits, sampling), (u * 8).floor().long())
+
+
+ROWS = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"top_k": 20},
+    {"top_p": 0.9},
+    {"min_p": 0.02, "temperature": 1.5},
+    {"top_k": 50, "top_p": 0.5, "min_p": 0.01},
+    {"temperature": 0.0, "top_p": 0.5},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neighbours_change_nothing(dtype):
+    """A row alone, in a batch, among other neighbours and in another place: one token."""
+    torch.manual_seed(0)
+    rows = ROWS * 8
+    logits = (torch.randn(len(rows), 1003) * 3).to(dtype)
+    seeds = torch.randint(-(2**63), 2**63 - 1, (len(rows),))
+    positions = torch.randint(0, 5000, (len(rows),))
+    batch = nk.sample(logits, tensors(rows, seeds=seeds, positions=positions))
+    for chosen in [[row] for row in range(len(rows))] + [list(range(63, 20, -3))]:
+        some = tensors(
+            [rows[row] for row in chosen], seeds=seeds[chosen], positions=positions[chosen]
+        )
+        assert torch.equal(nk.sample(logits[chosen], some), batch[chosen])
+
+
+def test_position_and_seed_change_the_draw():
+    logits = torch.zeros(1, 100000)
+    one = [nk.sample(logits, tensors([{}], positions=torch.tensor([p]))).item() for p in range(9)]
+    two = [nk.sample(logits, tensors([{}], seeds=torch.tensor([s]))).item() for s in range(9)]
+    assert len(set(one)) == len(set(two)) == 9
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_masked_tokens_are_never_drawn(row):
+    logits = torch.full((200,), float("-inf"))
+    logits[[13, 101, 199]] = torch.tensor([0.0, 1.0, 0.5])
+    assert set(many(logits, 300, **row).tolist()) <= {13, 101, 199}
+    logits[[13, 101]] = float("-inf")
+    assert many(logits, 20, **row).unique().tolist() == [199]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize(
+    "broken", [[float("-inf")] * 3, [0, float("nan"), 1], [0, 1, float("inf")]]
+)
+def test_a_row_with_nothing_to_draw_from_harms_nobody(row, broken):
+    good = torch.tensor([0.0, 3.0, 1.0])
+    both = nk.sample(torch.stack((torch.tensor(broken), good)), tensors([row, row]))
+    alone = tensors([row], seeds=torch.tensor([1]), positions=torch.tensor([1]))
+    assert both[1] == nk.sample(good[None], alone)[0]
+    assert 0 <= both[0] < 3
+    if row.get("temperature") != 0:
+        assert both[0] == 0
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e30])
+def test_extreme_temperatures(temperature):
+    logits = torch.tensor([-80.0, 90.0, 89.5])
+    drawn = many(logits, 300, temperature=temperature).unique().tolist()
+    assert drawn == ([0, 1, 2] if temperature > 1 else [1])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_no_rows_and_one_token(row):
+    assert nk.sample(torch.empty(0, 5), tensors([])).shape == (0,)
+    assert nk.sample(torch.tensor([[-4.0]]), tensors([row])).tolist() == [0]
