@@ -93,13 +93,18 @@ class ScriptedEngine:
     def has_unfinished(self):
         return bool(self.running)
 
-    def add(self, token_ids, params):
+    def validate(self, token_ids, params):
+        if self.closed:
+            raise ValueError("the engine is closed: make a new one")
         if any(not 0 <= token < self.vocab_size for token in token_ids):
             raise ValueError(f"a token id is outside the vocabulary of {self.vocab_size}")
         if len(token_ids) >= self.max_model_len:
             raise ValueError(
                 f"the prompt has {len(token_ids)} tokens: at most {self.max_model_len}"
             )
+
+    def add(self, token_ids, params):
+        self.validate(token_ids, params)
         request_id, self.num_added = self.num_added, self.num_added + 1
         known = request_id < len(self.answers)
         answer = self.answers[request_id] if known else [*token_ids, EOS]

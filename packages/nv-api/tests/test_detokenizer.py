@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nv_api.tokenizer import Tokenizer
-from nv_engine.params import SamplingParams
+from nv_engine import SamplingParams
 
 TEXTS = [
     "plain words",

@@ -67,22 +67,27 @@ class Completion:
         token_ids: Sequence[int],
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
-    ) -> None:
+    ) -> bool:
         """Add a step's tokens, and end if the engine said so or a stop string is complete.
 
         Args:
             token_ids: the new tokens; those after the one that completes a stop string are dropped.
             finish_reason: the engine's, None while it goes on.
             stop_reason: the stop token, or the error's sentence.
+
+        Returns:
+            True if the completion ended.
         """
         assert not self.finished
         self.token_ids.extend(token_ids)
         ends_in_stop_token = finish_reason == "stop" and not self._include_stop
         self._num_readable = len(self.token_ids) - ends_in_stop_token
         if self._stops is not None and self._find_stop():
-            return
-        if finish_reason is not None:
-            self.finish(finish_reason, stop_reason)
+            return True
+        if finish_reason is None:
+            return False
+        self.finish(finish_reason, stop_reason)
+        return True
 
     def finish(self, finish_reason: str, stop_reason: int | str | None = None) -> None:
         """End here: what was held back is text after all."""

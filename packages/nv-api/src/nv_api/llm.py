@@ -10,8 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from nv_engine.config import EngineConfig
-from nv_engine.params import SamplingParams
+from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import ModelConfig, resolve
 
 from nv_api import options as keywords
@@ -24,7 +23,6 @@ from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from nv_engine import Engine
     from transformers import PreTrainedTokenizerBase
 
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
@@ -171,12 +169,13 @@ class LLM:
         return self._default_params
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached prefix; for when weights were changed in place."""
-        return self._engine.reset_prefix_cache()
+        """Forget every cached prefix, as after a change of weights; always succeeds: True."""
+        self._engine.reset_prefix_cache()
+        return True
 
-    def get_metrics(self) -> dict[str, float]:
-        """Counters of the engine since it started."""
-        return self._engine.metrics()
+    def get_metrics(self) -> dict[str, int]:
+        """Counters of the engine since it started, and its state now, by name."""
+        return asdict(self._engine.metrics)
 
     def encode(
         self,
@@ -263,10 +262,8 @@ class LLM:
         return TokenPrompt(text, token_ids)
 
 
-def start_engine(config: EngineConfig) -> "Engine":
+def start_engine(config: EngineConfig) -> Engine:
     """Load the model and make ready to run it."""
-    from nv_engine import Engine  # noqa: PLC0415
-
     return Engine(config)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nv_engine.config import EngineConfig
+from nv_engine import EngineConfig
 
 ALIASES = {
     "block_size": "kvcache_block_size",

@@ -39,7 +39,7 @@ class Request:
         return all(completion.finished for completion in self.completions)
 
     def update(self, update: "SequenceUpdate") -> Completion | None:
-        """Give an update to its completion; None if that one had ended already."""
+        """Give an update to its completion; return that if the update ended it."""
         completion = self.completions[update.index]
         if completion.finished:
             return None
@@ -47,8 +47,9 @@ class Request:
         if update.token_ids and self._first_token_time is None:
             self._first_token_time = now
             self.num_cached_tokens = update.num_cached_tokens
-        completion.extend(update.token_ids, update.finish_reason, update.stop_reason)
-        if completion.finished and update.finish_reason is None:
+        if not completion.extend(update.token_ids, update.finish_reason, update.stop_reason):
+            return None
+        if update.finish_reason is None:
             self.cut_short = True
         if self.finished:
             self._finished_time = now
@@ -92,8 +93,8 @@ class Processor:
         """True while a request runs or waits."""
         return bool(self._requests)
 
-    def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
-        """Queue a prompt.
+    def validate(self, prompt: TokenPrompt, params: "SamplingParams") -> None:
+        """Check a prompt; nothing is queued.
 
         Raises:
             ValueError: the engine refuses it, or it has stop strings and there is no tokenizer.
@@ -104,6 +105,11 @@ class Processor:
                 f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
                 "use stop_token_ids"
             )
+        self._engine.validate(prompt.token_ids, params)
+
+    def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
+        """Queue a prompt; raises as `validate` does."""
+        self.validate(prompt, params)
         request_id = self._engine.add(prompt.token_ids, params)
         completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
         request = self._requests[request_id] = Request(request_id, prompt, completions)
@@ -119,7 +125,7 @@ class Processor:
         for update in updates:
             request = self._requests.get(update.request_id)
             completion = request.update(update) if request is not None else None
-            if request is None or completion is None or not completion.finished:
+            if request is None or completion is None:
                 continue
             finished.append(Finished(request, completion))
             if request.finished:

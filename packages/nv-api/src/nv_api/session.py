@@ -29,35 +29,33 @@ class Session:
         self._engine = engine
         self._processor = Processor(engine, tokenizer)
         self._kept: list[Finished] = []  # ended, and not yet told by `step`
-        self._closed = False
 
     @property
     def finished(self) -> bool:
-        """True if no request is left and every result was told."""
-        return not self._kept and not self._processor.has_unfinished
+        """True if no request is left, no step is out and every result was told."""
+        return not self._kept and not self._is_busy
+
+    @property
+    def _is_busy(self) -> bool:
+        """True while a step is worth taking: for a request, or for one aborted in mid-step."""
+        return self._processor.has_unfinished or self._engine.has_unfinished
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
-        """Queue a prompt; raises as `Processor.add` does.
-
-        Raises:
-            RuntimeError: the session is closed.
-        """
-        if self._closed:
-            raise RuntimeError("this LLM is closed: make a new one")
+        """Queue a prompt; raises as `Processor.validate` does."""
         return self._processor.add(prompt, params)
 
     def run(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         """Complete prompts, in their order; on any exception none of them is left behind."""
+        self._validate(prompts, params)
         requests: list[Request] = []
         try:
             for prompt, prompt_params in zip(prompts, params, strict=True):
-                requests.append(self._add_numbered(prompt, prompt_params, requests, len(prompts)))
+                requests.append(self._processor.add(prompt, prompt_params))
             self._finish(requests, use_tqdm)
         finally:
-            for request in requests:
-                self._processor.abort(request.request_id)
+            self._drop(requests)
         return [request.output() for request in requests]
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:
@@ -70,12 +68,12 @@ class Session:
                 if text := request.completions[0].delta().text:
                     yield text
         finally:
-            self._processor.abort(request.request_id)
+            self._drop([request])
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """One step; see `LLM.step`."""
         num_tokens = 0
-        if self._processor.has_unfinished:
+        if self._is_busy:
             step, _ = self._advance(own=frozenset())
             num_tokens = step.num_prefill_tokens or -step.num_decode_tokens
         ended, self._kept = self._kept, []
@@ -88,20 +86,24 @@ class Session:
 
     def close(self) -> None:
         """Stop the engine; a second call is a no-op."""
-        if not self._closed:
-            self._closed = True
-            self._engine.close()
+        self._engine.close()
 
-    def _add_numbered(
-        self, prompt: TokenPrompt, params: "SamplingParams", before: list[Request], total: int
-    ) -> Request:
-        """Queue one of several prompts, so that a refusal says which one it was."""
-        try:
-            return self.add(prompt, params)
-        except ValueError as error:
-            if total == 1:
-                raise
-            raise ValueError(f"prompt {len(before)}: {error}") from error
+    def _validate(self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]) -> None:
+        """Check all prompts before one is queued; of several, the error says which it was."""
+        for number, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
+            try:
+                self._processor.validate(prompt, prompt_params)
+            except ValueError as error:
+                if len(prompts) == 1:
+                    raise
+                raise ValueError(f"prompt {number}: {error}") from error
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        """Abort what has not ended; if nobody else is left, see its last step back home."""
+        for request in requests:
+            self._processor.abort(request.request_id)
+        while self._engine.has_unfinished and not self._processor.has_unfinished:
+            self._engine.step()
 
     def _finish(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> None:
         """Step until these requests have ended."""
