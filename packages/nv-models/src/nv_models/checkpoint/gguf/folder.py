@@ -12,9 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.gguf.header import read_header
-from nv_models.checkpoint.gguf.metadata import config_json
-from nv_models.checkpoint.gguf.tokenizer import build_tokenizer
 
 FORMAT = 1  # raise it when the contents change, and old folders are left alone
 LINK = "model.gguf"
@@ -53,6 +52,11 @@ def gguf_folder(file: Path) -> Path:
 
 def write_folder(file: Path, folder: Path) -> None:
     """Everything that the metadata can say, and a link to the rest."""
+    require_extra()
+    # Only now: transformers' tokenizers cost seconds, and a folder is written once.
+    from nv_models.checkpoint.gguf.metadata import config_json  # noqa: PLC0415
+    from nv_models.checkpoint.gguf.tokenizer import build_tokenizer  # noqa: PLC0415
+
     header = read_header(file)
     config = config_json(header)
     build_tokenizer(header, config["max_position_embeddings"]).save_pretrained(folder)

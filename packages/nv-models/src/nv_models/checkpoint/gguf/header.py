@@ -8,11 +8,12 @@ Never: reads a tensor.
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 DEFAULT_ALIGNMENT = 32
+Value: TypeAlias = Any  # number, bool, string, or a list of them; the key says which
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Header:
     """What a file says before its tensors."""
 
     file: Path
-    metadata: dict[str, Any]
+    metadata: dict[str, Value]
     tensors: dict[str, TensorInfo]
 
     @property
@@ -57,7 +58,7 @@ def read_header(file: Path) -> Header:
 def parse(file: Path, stream: BinaryIO) -> Header:
     """The header behind magic and version."""
     num_tensors, num_keys = read_scalar(stream, "Q"), read_scalar(stream, "Q")
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Value] = {}
     for _ in range(num_keys):
         key = read_string(stream)
         metadata[key] = read_value(stream, read_scalar(stream, "I"))
@@ -76,7 +77,7 @@ def parse(file: Path, stream: BinaryIO) -> Header:
     return Header(file, metadata, tensors)
 
 
-def read_scalar(stream: BinaryIO, code: str) -> Any:
+def read_scalar(stream: BinaryIO, code: str) -> Value:
     """One number, by struct's letter."""
     return struct.unpack("<" + code, stream.read(struct.calcsize("<" + code)))[0]
 
@@ -90,7 +91,7 @@ def read_string(stream: BinaryIO) -> str:
     return data.decode("utf-8")
 
 
-def read_value(stream: BinaryIO, kind: int) -> Any:
+def read_value(stream: BinaryIO, kind: int) -> Value:
     """A metadata value: number, bool, string, or a list of them."""
     if kind == STRING:
         return read_string(stream)

@@ -4,12 +4,10 @@ Owns: the translation of keys, and the rope of Llama 3, which GGUF keeps as a te
 Never: reads a weight.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
-from nv_models.checkpoint.gguf.header import Header
+from nv_models.checkpoint.gguf.header import Header, Value
 from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype
 from nv_models.rope import RopeConfig, frequencies
 
@@ -17,7 +15,7 @@ ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def config_json(header: Header) -> dict[str, Any]:
+def config_json(header: Header) -> dict[str, Value]:
     """What config.json would say.
 
     Raises:
@@ -53,12 +51,12 @@ def config_json(header: Header) -> dict[str, Any]:
     }
 
 
-def optional(header: Header, key: str, default: Any) -> Any:
+def optional(header: Header, key: str, default: Value) -> Value:
     """A value of the architecture's own section."""
     return header.metadata.get(f"{header.architecture}.{key}", default)
 
 
-def required(header: Header, key: str) -> Any:
+def required(header: Header, key: str) -> Value:
     """The same, where there is no default."""
     value = optional(header, key, None)
     if value is None:
@@ -80,7 +78,7 @@ def eos_token_ids(header: Header) -> list[int]:
     return list(dict.fromkeys(ids))
 
 
-def rope_parameters(header: Header, head_dim: int) -> dict[str, Any]:
+def rope_parameters(header: Header, head_dim: int) -> dict[str, Value]:
     """The rotary embedding under transformers' names."""
     rotated = optional(header, "rope.dimension_count", head_dim)
     if rotated != head_dim:
@@ -100,7 +98,7 @@ def rope_parameters(header: Header, head_dim: int) -> dict[str, Any]:
     return scaled
 
 
-def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, Any]:
+def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, Value]:
     """The parameters behind the tensor of divisors that llama.cpp computed from them.
 
     All of Llama 3.1 to 3.3 share everything but the factor, which is the largest divisor.
