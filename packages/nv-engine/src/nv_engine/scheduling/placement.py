@@ -41,12 +41,13 @@ class Placement:
         copies = [
             BlockCopy(copy.source, copy.destination, copy.num_tokens) for copy in table.copies
         ]
-        if not blocks.extend(table, len(known) - table.num_tokens):
+        num_tokens = -(-len(known) // blocks.block_size) * blocks.block_size  # whole blocks
+        if not blocks.extend(table, num_tokens - table.num_tokens):
             # What lacks may be the pinned source of a partial hit. It can be let go at once if no
             # later copy of this batch can take it as its destination: so nobody else is admitted.
             draft.is_short = True
             blocks.copied(table)
-            if not copies or not blocks.extend(table, len(known) - table.num_tokens):
+            if not copies or not blocks.extend(table, num_tokens - table.num_tokens):
                 blocks.free(table)
                 self._refused = sequence
                 return False

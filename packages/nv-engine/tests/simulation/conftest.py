@@ -1,0 +1,279 @@
+"""A device without tensors, and the truth it is held against.
+
+Its KV cache holds one number a token, made of that token and of the number before it (a real key
+depends on the whole prefix too). The next token is a hash of the numbers that it reads back through
+the block table it was sent, so that a wrong, stale or overwritten block changes the output. Every
+chunk hashes everything it reads: at a hundred numbers that is a microsecond, and needs no trust in
+what was checked before. What a hash cannot show is asserted: rows of chunks that do not follow each
+other, slots and blocks handed on while an unread step uses them, blocks found before their step was
+read, copies that chain.
+"""
+
+from collections import Counter, deque
+
+import pytest
+from nv_engine.batch import StepResult
+from nv_engine.config import EngineConfig
+from nv_engine.engine import Engine
+from nv_engine.executor.base import ModelFacts
+from nv_engine.scheduling.sequence import draw_key
+
+VOCAB = 29
+EOS = (0, 1)
+UNWRITTEN = -1
+
+
+def next_cell(previous, token):
+    return (previous * 1_000_003 + token + 1) & 0xFFFFFFFFFFFF
+
+
+def draw(cells, seed, min_length, stops):
+    """The token after `cells`: any function of all it reads, of the key and of the length."""
+    token = hash((seed, tuple(cells))) % VOCAB
+    while len(cells) < min_length and token in stops:
+        token = (token + 1) % VOCAB
+    return token
+
+
+def stop_ids(params):
+    return {*EOS, *(params.stop_token_ids or ())}
+
+
+def truth(prompt, params, seed, limit):
+    """What one sequence gives when it has a device of its own: (tokens, finish, stop reason)."""
+    cells, cell, tokens = [], 0, []
+    for token in prompt:
+        cell = next_cell(cell, token)
+        cells.append(cell)
+    eos = set() if params.ignore_eos else set(EOS)
+    stops = eos | set(params.stop_token_ids or ())
+    while True:
+        token = draw(cells, seed, len(prompt) + params.min_tokens, stop_ids(params))
+        tokens.append(token)
+        if token in stops and len(tokens) > params.min_tokens:
+            return tokens, "stop", None if token in eos else token
+        if len(prompt) + len(tokens) == limit or len(tokens) == params.max_tokens:
+            return tokens, "length", None
+        cell = next_cell(cell, token)
+        cells.append(cell)
+
+
+class Row:
+    """What a slot holds from one admission to the next."""
+
+    def __init__(self, admission):
+        self.tokens = admission.token_ids
+        self.seed = admission.seed
+        self.min_length = admission.prompt_len + admission.params.min_tokens
+        self.stops = stop_ids(admission.params)
+        self.table = []
+        self.length = None  # tokens computed; None: nothing yet
+        self.last = None  # the token that it drew last
+
+
+class FakePending:
+    def __init__(self, executor, number, result, blocks, slots):
+        self.executor, self.number, self._result = executor, number, result
+        self.blocks, self.slots = blocks, slots
+
+    def result(self):
+        assert self.executor.unread.popleft() is self, "results are read in order"
+        self.executor.reading.subtract(self.blocks)
+        self.executor.num_read = self.number
+        return self._result
+
+
+class FakeExecutor:
+    """Carries out batches one after another, as a CUDA stream does."""
+
+    def __init__(self, facts, max_num_seqs, max_num_tokens):
+        self.facts = facts
+        self.max_num_seqs, self.max_num_tokens = max_num_seqs, max_num_tokens
+        size = facts.block_size
+        self.cells = [[UNWRITTEN] * size for _ in range(facts.num_blocks)]
+        self.writer = [None] * facts.num_blocks  # the row that wrote a block last
+        self.written = [0] * facts.num_blocks  # and the number of that batch
+        self.reading = Counter()  # block -> chunks of unread steps that read it
+        self.rows = {}
+        self.unread = deque()
+        self.num_batches = self.num_read = 0
+        self.max_burst = 0
+        self.num_copies = 0
+
+    def submit(self, batch):
+        self.num_batches += 1
+        self._check(batch)
+        for admission in batch.admissions:
+            assert 0 <= admission.slot < self.max_num_seqs
+            assert all(admission.slot not in step.slots for step in self.unread), "slot in use"
+            self.rows[admission.slot] = Row(admission)
+        for append in batch.appends:
+            self._append(append)
+        self._copy(batch.copies)
+        steps = [self._step(batch) for _ in range(batch.num_steps)]
+        rows, size = [self.rows[chunk.slot] for chunk in batch.chunks], self.facts.block_size
+        blocks = [block for row in rows for block in row.table[: -(-row.length // size)]]
+        self.reading.update(blocks)
+        slots = {chunk.slot for chunk in batch.chunks}
+        pending = FakePending(self, self.num_batches, StepResult(steps), blocks, slots)
+        self.unread.append(pending)
+        return pending
+
+    def forget(self):
+        """What the engine does to the steps that are out when it recovers."""
+        self.unread.clear()
+        self.reading.clear()
+        self.num_read = self.num_batches
+
+    def close(self):
+        self.rows.clear()
+
+    def _check(self, batch):
+        chunks = batch.chunks
+        assert 0 < batch.num_tokens <= self.max_num_tokens
+        assert len({chunk.slot for chunk in chunks}) == len(chunks), "a slot twice in a step"
+        known = [bool(chunk.token_ids) for chunk in chunks]
+        assert known == sorted(known), "decode rows come first"
+        assert batch.num_steps == 1 or not any(known), "only decode rows burst"
+        assert all(chunk.samples for chunk in chunks if not chunk.token_ids)
+        self.max_burst = max(self.max_burst, batch.num_steps)
+
+    def _append(self, append):
+        row = self.rows[append.slot]
+        assert append.first == len(row.table), "blocks are appended at the end of the table"
+        assert append.first == 0 or row.length is not None
+        for block in append.block_ids:
+            assert self.written[block] <= self.num_read, "a block of a step that is not read"
+            assert block not in row.table
+        row.table += append.block_ids
+
+    def _copy(self, copies):
+        self.num_copies += len(copies)
+        destinations = {copy.destination for copy in copies}
+        assert len(destinations) == len(copies)
+        assert not destinations & {copy.source for copy in copies}, "copies chain"
+        for source, destination, count in copies:
+            assert not self.reading[destination], "a block is overwritten under an unread step"
+            assert self.cells[destination] is not self.cells[source]
+            self.cells[destination][:] = [UNWRITTEN] * self.facts.block_size
+            self.cells[destination][:count] = self.cells[source][:count]
+            self.written[destination] = self.num_batches
+
+    def _step(self, batch):
+        return [token for chunk in batch.chunks if (token := self._compute(chunk)) is not None]
+
+    def _compute(self, chunk):
+        row, size = self.rows[chunk.slot], self.facts.block_size
+        start = row.length if row.length is not None else chunk.start
+        if chunk.token_ids:
+            tokens = chunk.token_ids
+            assert start == chunk.start, "chunks of a row follow each other"
+            assert tokens == row.tokens[start : start + len(tokens)]
+        else:
+            assert row.last is not None, "the slot has drawn nothing yet"
+            assert chunk.start <= start  # the row's own count runs ahead within a burst
+            tokens = (row.last,)
+        end = start + len(tokens)
+        assert chunk.num_tokens == len(tokens)
+        assert end <= len(row.table) * size, "no block for the token"
+        self._write(row, start, tokens)
+        row.length, row.last = end, None
+        if not chunk.samples:
+            return None
+        row.last = draw(self._read(row, end), row.seed, row.min_length, row.stops)
+        return row.last
+
+    def _write(self, row, start, tokens):
+        size, table = self.facts.block_size, row.table
+        previous = self.cells[table[(start - 1) // size]][(start - 1) % size] if start else 0
+        for position, token in enumerate(tokens, start):
+            block = table[position // size]
+            if self.writer[block] is not row:
+                assert not self.reading[block], "a block is overwritten under an unread step"
+                self.writer[block] = row
+            previous = next_cell(previous, token)
+            self.cells[block][position % size] = previous
+            self.written[block] = self.num_batches
+
+    def _read(self, row, end):
+        cells = []
+        for block in row.table[: -(-end // self.facts.block_size)]:
+            cells += self.cells[block]
+        del cells[end:]
+        assert UNWRITTEN not in cells, "a token that was never computed is read"
+        return cells
+
+
+class Simulation:
+    """An engine over the fake device that remembers what was asked and what came."""
+
+    def __init__(self, *, block_size=16, num_blocks=64, max_model_len=256, seed=0, **options):
+        facts = ModelFacts(VOCAB, EOS, max_model_len, num_blocks, block_size)
+        config = EngineConfig(model="fake", seed=seed, **options)
+        self.executor = FakeExecutor(facts, config.max_num_seqs, config.max_num_batched_tokens)
+        self.engine = Engine(config, self.executor)
+        self.limit = min(max_model_len, num_blocks * block_size + 1)
+        self.requests = {}
+        self.tokens = {}
+        self.finished = {}
+        self.outputs = []
+
+    def add(self, prompt, params):
+        stream = (self.engine.config.seed, self.engine.metrics.num_requests)
+        if params.seed is not None:
+            stream = (params.seed,)
+        request_id = self.engine.add(prompt, params)
+        self.requests[request_id] = (list(prompt), params, stream)
+        for index in range(params.n):
+            self.tokens[request_id, index] = []
+        return request_id
+
+    def take(self, updates):
+        for update in updates:
+            key = update.request_id, update.index
+            assert key not in self.finished, "an update after the last"
+            assert update.token_ids or update.finish_reason in ("abort", "error")
+            self.tokens[key] += update.token_ids
+            if update.finish_reason is not None:
+                self.finished[key] = update.finish_reason, update.stop_reason
+
+    def abort(self, request_id):
+        self.take(self.engine.abort(request_id))
+
+    def step(self):
+        output = self.engine.step()
+        self.outputs.append(output)
+        self.take(output.updates)
+        return output
+
+    def run(self, max_steps=100_000):
+        for _ in range(max_steps):
+            if not self.engine.has_unfinished:
+                break
+            self.step()
+        self.check()
+        return self
+
+    def check(self):
+        """Every output is the truth (of an aborted one, its beginning), and nothing is held."""
+        assert self.finished.keys() == self.tokens.keys(), "a request was lost"
+        for (request_id, index), tokens in self.tokens.items():
+            prompt, params, stream = self.requests[request_id]
+            want = truth(prompt, params, draw_key(*stream, index), self.limit)
+            if self.finished[request_id, index][0] in ("abort", "error"):
+                assert tokens == want[0][: len(tokens)]
+            else:
+                assert (tokens, *self.finished[request_id, index]) == want
+        self.check_idle()
+
+    def check_idle(self):
+        metrics = self.engine.metrics
+        assert metrics.num_running == metrics.num_waiting == 0
+        assert metrics.num_free_blocks == metrics.num_blocks, "a block leaks"
+        self.engine._scheduler.blocks.check([])  # its own books
+
+
+@pytest.fixture(scope="session")
+def simulation():
+    """The class: a fixture, as test folders cannot import each other's modules."""
+    return Simulation

@@ -1,0 +1,93 @@
+"""Random loads on the fake device equal the sequential truth, whatever the overlap.
+
+24 combinations of depth, burst and block size, 100,800 requests in all.
+"""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nv_engine.params import SamplingParams
+
+NUM_REQUESTS = {16: 6_600, 32: 4_000, 64: 2_000}  # a combination, by block size
+REQUESTS_A_TRIAL = 60
+
+
+def random_params(rng, size):
+    max_tokens = rng.choice((None, 1, 2, rng.randint(1, 12), rng.randint(1, 2 * size)))
+    return SamplingParams(
+        n=rng.choice((1, 1, 1, 1, 2, 3)),
+        seed=rng.choice((None, None, rng.randrange(2**64))),
+        max_tokens=max_tokens,
+        min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens or 5))),
+        ignore_eos=rng.random() < 0.4 and max_tokens is not None,
+        stop_token_ids=rng.choice((None, [rng.randrange(29)])),
+    )
+
+
+def random_load(rng, size):
+    """(step of arrival, prompt, params, step of abort or None) of each request."""
+    prefixes = [[rng.randrange(29) for _ in range(rng.randint(1, 5 * size // 2))] for _ in range(3)]
+    step = 0
+    for _ in range(REQUESTS_A_TRIAL):
+        step += rng.choice((0, 0, 0, 1, rng.randint(0, 12)))
+        prefix = rng.choice(prefixes) if rng.random() < 0.6 else []
+        prompt = prefix[: rng.choice((None, rng.randint(0, len(prefix)))) ] + [
+            rng.randrange(29) for _ in range(rng.randint(1, size))
+        ]
+        abort = step + rng.randint(0, 15) if rng.random() < 0.1 else None
+        yield step, prompt, random_params(rng, size), abort
+
+
+def run_trial(simulation, rng, depth, burst, size):
+    load = list(random_load(rng, size))
+    longest = max(len(prompt) for _, prompt, _, _ in load)
+    least = -(-longest // size)
+    sim = simulation(
+        block_size=size,
+        num_blocks=rng.choice((least, least + 1, least + rng.randint(1, 8), 20 * least)),
+        max_model_len=longest + rng.randint(1, 3 * size),
+        max_num_seqs=rng.choice((1, 2, rng.randint(3, 10), 64)),
+        max_num_batched_tokens=rng.choice((1, rng.randint(2, 9), rng.randint(10, 200), 1000)),
+        max_in_flight=depth,
+        max_burst=burst,
+        enable_prefix_caching=rng.random() < 0.8,
+    )
+    aborts = []
+    load.reverse()
+    step = 0
+    while load or sim.engine.has_unfinished:
+        while load and load[-1][0] <= step:
+            _, prompt, params, abort = load.pop()
+            request_id = sim.add(prompt, params)
+            if abort is not None:
+                aborts.append((abort, request_id))
+        for when, request_id in aborts:
+            if when == step:
+                sim.abort(request_id)
+        sim.step()
+        step += 1
+        assert step < 50_000, "no progress"
+    sim.check()
+    return sim
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("burst", [1, 4])
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+def test_random_loads_equal_the_truth(simulation, depth, burst, size):
+    rng = random.Random(f"{depth} {burst} {size}")
+    num_requests = num_preemptions = num_copies = longest_burst = num_hits = 0
+    while num_requests < NUM_REQUESTS[size]:
+        sim = run_trial(simulation, rng, depth, burst, size)
+        metrics = sim.engine.metrics
+        num_requests += metrics.num_requests
+        num_preemptions += metrics.num_preemptions
+        num_hits += metrics.cache_hit_tokens
+        num_copies += sim.executor.num_copies
+        longest_burst = max(longest_burst, sim.executor.max_burst)
+    assert longest_burst == burst
+    assert num_preemptions > num_requests / 250
+    assert num_hits > num_requests
+    assert num_copies > 0 or size == 16  # a block of 16 is found whole or not at all
