@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from nv_kernels.reference.philox import philox, uniform
+from nv_kernels.reference.philox import philox, uniform, uniforms
 
 # Random123's kat_vectors, philox4x32 with 10 rounds: counter, key, output.
 KNOWN = [
@@ -20,22 +20,24 @@ KNOWN = [
 
 
 def words(text):
-    return tuple(torch.tensor([int(word, 16)]) for word in text.split())
+    return torch.tensor([[int(word, 16)] for word in text.split()])
 
 
 @pytest.mark.parametrize(("counter", "key", "output"), KNOWN)
 def test_known_answers(counter, key, output):
-    assert philox(words(key), words(counter)) == words(output)
+    assert torch.equal(philox(words(key), words(counter)), words(output))
 
 
-def test_uniform_is_the_first_word_s_upper_24_bits():
+def test_uniforms_are_the_first_word_s_upper_24_bits():
     seeds = torch.tensor([0x299F31D0A4093822, -1, 5])
     positions = torch.tensor([2**32 + 7, 2**31, 0])
     zero = torch.zeros_like(seeds)
-    key = (seeds & 0xFFFFFFFF, seeds >> 32 & 0xFFFFFFFF)
-    first = philox(key, (zero + 3, torch.tensor([7, 2**31, 0]), zero, zero))[0]
-    u = uniform(seeds, positions, 3)
-    assert torch.equal(u, (first // 256).double() / 2**24)
+    key = torch.stack((seeds & 0xFFFFFFFF, seeds >> 32 & 0xFFFFFFFF))
+    u = uniforms(seeds, positions, 3, 2)
+    for column, draw in enumerate((3, 4)):
+        counter = torch.stack((zero + draw, torch.tensor([7, 2**31, 0]), zero, zero))
+        first = philox(key, counter)[0]
+        assert torch.equal(u[:, column], (first // 256).double() / 2**24)
     assert torch.equal(u.float().double(), u)
 
 

@@ -45,7 +45,9 @@ def exact(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     if top_k:
         kept &= logits >= logits.sort(descending=True).values[min(top_k, len(logits)) - 1]
     weights = torch.where(kept, weights, 0.0)
-    above = torch.stack([weights[logits > logit].sum() for logit in logits])
+    values, place = logits.unique(return_inverse=True)
+    mass = torch.zeros(len(values), dtype=torch.float64).index_add(0, place, weights)
+    above = (mass.flip(0).cumsum(0).flip(0) - mass)[place]
     weights = torch.where(above < top_p * weights.sum(), weights, 0.0)
     return weights / weights.sum()
 
@@ -104,6 +106,20 @@ def test_top_k_keeps_ties_with_the_kth():
     assert many(logits, 1000, top_k=1).unique().tolist() == [2]
 
 
+@pytest.mark.parametrize("row", [{"top_k": 1}, {"top_k": 9}, {"top_k": 9, "top_p": 0.7}], ids=str)
+@pytest.mark.parametrize("coarse", [False, True])
+def test_top_k_of_a_large_vocabulary(row, coarse):
+    """The same support as a sort's, in a vocabulary of many tiles, all logits negative."""
+    torch.manual_seed(0)
+    logits = torch.randn(25003) - 9
+    if coarse:  # ties by the hundred
+        logits = logits.round()
+    support = torch.nonzero(exact(logits, **row)).flatten()
+    drawn = many(logits, 4000 if not coarse else 40, **row).unique()
+    assert set(drawn.tolist()) <= set(support.tolist())
+    assert coarse or drawn.numel() == support.numel()
+
+
 def test_top_p_keeps_ties_with_the_last():
     logits = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])
     assert many(logits, 1000, top_p=0.5).unique().tolist() == [1, 2, 3, 4]
@@ -138,11 +154,12 @@ ROWS = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_neighbours_change_nothing(dtype):
+@pytest.mark.parametrize("vocabulary", [1003, 40000])
+def test_neighbours_change_nothing(vocabulary, dtype):
     """A row alone, in a batch, among other neighbours and in another place: one token."""
     torch.manual_seed(0)
     rows = ROWS * 8
-    logits = (torch.randn(len(rows), 1003) * 3).to(dtype)
+    logits = (torch.randn(len(rows), vocabulary) * 3).to(dtype)
     seeds = torch.randint(-(2**63), 2**63 - 1, (len(rows),))
     positions = torch.randint(0, 5000, (len(rows),))
     batch = nk.sample(logits, tensors(rows, seeds=seeds, positions=positions))

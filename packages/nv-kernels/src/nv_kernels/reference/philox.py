@@ -3,7 +3,7 @@
 Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; bit for bit what
 `triton.language.philox` computes.
 
-Owns the generator and the uniform of a draw. Never holds state.
+Owns the generator and the uniforms of a draw. Never holds state.
 """
 
 from __future__ import annotations
@@ -11,49 +11,59 @@ from __future__ import annotations
 import torch
 
 MASK = 0xFFFFFFFF
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)  # of the third word and of the first
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 
-Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-
-def philox(key: tuple[torch.Tensor, torch.Tensor], counter: Words) -> Words:
+def philox(key: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
     """Encrypt counters under keys.
 
     Args:
-        key: low and high word, each [...] int64 in [0, 2^32).
-        counter: four words, each [...] int64 in [0, 2^32).
+        key: [2, N] int64 in [0, 2^32), low word first.
+        counter: [4, N] int64 in [0, 2^32).
 
     Returns:
-        Four random words, each [...] int64 in [0, 2^32).
+        Random words [4, N] int64 in [0, 2^32).
     """
-    k0, k1 = key
-    c0, c1, c2, c3 = counter
-    for _ in range(NUM_ROUNDS):
-        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]  # wrap around at 2^64
-        c0, c1, c2, c3 = (
-            (product1 >> 32 & MASK) ^ c1 ^ k0,
-            product1 & MASK,
-            (product0 >> 32 & MASK) ^ c3 ^ k1,
-            product0 & MASK,
-        )
-        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
-    return c0, c1, c2, c3
+    device = key.device
+    multipliers = torch.tensor(MULTIPLIERS, device=device)[:, None]
+    steps = (
+        torch.tensor(KEY_STEPS, device=device) * torch.arange(NUM_ROUNDS, device=device)[:, None]
+    )
+    keys = (key + steps[:, :, None]) & MASK  # [NUM_ROUNDS, 2, N]
+    even, odd = counter[0::2], counter[1::2]  # [2, N] each
+    for round_key in keys:
+        product = even.flip(0) * multipliers  # 64 bits, wrapped around into the sign
+        even = (product >> 32 & MASK) ^ odd ^ round_key
+        odd = product & MASK
+    return torch.stack((even, odd), dim=1).flatten(0, 1)
 
 
-def uniform(seeds: torch.Tensor, positions: torch.Tensor, draw: int) -> torch.Tensor:
-    """Give the uniform number of each row's draw.
+def uniforms(
+    seeds: torch.Tensor, positions: torch.Tensor, first_round: int, num_rounds: int
+) -> torch.Tensor:
+    """Give the uniform numbers of each row's first rounds.
 
     Args:
         seeds: [R] int64; the key is its low and high 32 bits.
         positions: [R] int64, low 32 bits used.
-        draw: the round, 0 for a row's first number.
+        first_round: of a row's draw, 0 for its first number.
+        num_rounds: how many from there.
 
     Returns:
-        [R] float64 in [0, 1), multiples of 2^-24: exact in fp32 too.
+        [R, num_rounds] float64 in [0, 1), multiples of 2^-24: exact in fp32 too.
     """
-    zero = torch.zeros_like(seeds)
-    key = (seeds & MASK, seeds >> 32 & MASK)
-    first = philox(key, (zero + draw, positions & MASK, zero, zero))[0]
-    return (first >> 8).double() / 2**24
+    rounds = torch.arange(first_round, first_round + num_rounds, device=seeds.device)
+    shape = (seeds.shape[0], num_rounds)
+    key = torch.stack((seeds & MASK, seeds >> 32 & MASK))[..., None]  # [2, R, 1]
+    position = (positions & MASK)[:, None]
+    zero = torch.zeros_like(position)
+    counter = [word.expand(shape) for word in (rounds, position, zero, zero)]
+    words = philox(key.expand(2, *shape).flatten(1), torch.stack(counter).flatten(1))
+    return (words[0] >> 8).view(shape).double() / 2**24
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor, draw: int) -> torch.Tensor:
+    """Give the uniform number of one round, [R]; see `uniforms`."""
+    return uniforms(seeds, positions, draw, 1)[:, 0]

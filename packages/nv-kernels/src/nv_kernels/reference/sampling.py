@@ -7,14 +7,20 @@ the batch change nothing, bit for bit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.reference.philox import uniform
+from nv_kernels.reference.candidates import find
+from nv_kernels.reference.inversion import cumulative_mass, invert, tiled
+from nv_kernels.reference.philox import uniforms
 
 if TYPE_CHECKING:
     from nv_kernels.sampling import SamplingTensors
+
+MAX_PART = 2**18  # logits drawn from at a time: their passes stay in a core's cache
+NUM_AHEAD = 4  # rounds of top-p whose numbers are made at once
 
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
@@ -30,73 +36,126 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     Returns:
         Token ids [R] int64.
     """
-    greedy = logits.argmax(-1)
-    if sampling.all_greedy:
-        return greedy
-    drawn = _draw(logits.float(), sampling)
-    return torch.where(sampling.temperature > 0, drawn, greedy)
+    if sampling.all_greedy or bool((sampling.temperature == 0).all()):
+        return torch.cat([part.float().argmax(-1) for part in torch.split(logits, _step(logits))])
+    num_rounds = NUM_AHEAD if sampling.any_filter else 1
+    u = uniforms(sampling.seeds, sampling.positions, 0, num_rounds)  # [R, num_rounds]
+    step = _step(logits)
+    if logits.shape[0] <= step:
+        return _sample(logits.float(), u, sampling)
+    parts = [slice(start, start + step) for start in range(0, logits.shape[0], step)]
+    return torch.cat(
+        [_sample(logits[part].float(), u[part], _rows(sampling, part)) for part in parts]
+    )
 
 
-def _draw(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    temperature = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    highest = logits.amax(-1, keepdim=True)
-    # Subtracting first keeps a tiny temperature from overflowing.
-    weights = ((logits - highest) / temperature[:, None]).softmax(-1)  # [R, V]
-    if not sampling.any_filter:
-        return _invert(weights.cumsum(-1, dtype=torch.float64), sampling, 0)
-    weights = torch.where(_kept(logits, weights, sampling), weights, 0.0)
-    return _shrink(logits, weights, sampling)
+def _step(logits: torch.Tensor) -> int:
+    return max(1, MAX_PART // logits.shape[1])
 
 
-def _kept(logits: torch.Tensor, weights: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Mark what min-p and top-k leave, [R, V] bool; ties with the k-th are kept."""
-    kept = weights >= sampling.min_p[:, None] * weights.amax(-1, keepdim=True)
-    vocabulary = logits.shape[-1]
-    top_k = sampling.top_k.long().clamp(max=vocabulary)
-    most = int(top_k.max())
-    if most == 0:
-        return kept
-    best = logits.topk(most, dim=-1).values  # [R, most], descending
-    kth = best.gather(1, (top_k - 1).clamp(min=0)[:, None])  # [R, 1]
-    return kept & ((logits >= kth) | (top_k == 0)[:, None])
+def _rows(sampling: SamplingTensors, rows: slice | torch.Tensor) -> SamplingTensors:
+    return replace(
+        sampling,
+        temperature=sampling.temperature[rows],
+        top_k=sampling.top_k[rows],
+        top_p=sampling.top_p[rows],
+        min_p=sampling.min_p[rows],
+        seeds=sampling.seeds[rows],
+        positions=sampling.positions[rows],
+    )
 
 
-def _shrink(logits: torch.Tensor, weights: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Draw under top-p without a sort: a token outside the nucleus shrinks the set it came from.
+def _sample(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    greedy = sampling.temperature == 0
+    if sampling.any_filter:
+        drawn = _draw_by_k(logits, u, sampling)
+    else:
+        drawn = _draw(logits, None, u, sampling)
+    return torch.where(greedy, logits.argmax(-1), drawn) if bool(greedy.any()) else drawn
 
-    A token is in the nucleus if the mass strictly above it is less than p times the total. The
-    set always holds the nucleus, so what is accepted at last is distributed as the nucleus is.
-    """
-    mass = weights.cumsum(-1, dtype=torch.float64)  # [R, V]
-    tokens = _invert(mass, sampling, 0)
-    limit = sampling.top_p.double() * mass[:, -1]  # [R]
-    rows = torch.nonzero((sampling.top_p < 1) & (mass[:, -1] > 0)).flatten()
-    draw = 0
-    while rows.numel() > 0:
-        lowest = logits[rows, tokens[rows]]
-        above = torch.where(logits[rows] > lowest[:, None], weights[rows], 0.0)
-        mass = above.cumsum(-1, dtype=torch.float64)  # [rows, V]
-        outside = mass[:, -1] >= limit[rows]
-        rows, mass, draw = rows[outside], mass[outside], draw + 1
-        tokens[rows] = _invert(mass, sampling, draw, rows)
+
+def _draw_by_k(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Draw rows of equal k together: how a row is computed must not depend on another's k."""
+    ks = sorted(set(sampling.top_k.tolist()))
+    if len(ks) == 1:
+        return _draw_top_k(logits, ks[0], u, sampling)
+    tokens = torch.empty_like(sampling.seeds)
+    for k in ks:
+        rows = torch.nonzero(sampling.top_k == k).flatten()
+        tokens[rows] = _draw_top_k(logits[rows], k, u[rows], _rows(sampling, rows))
     return tokens
 
 
-def _invert(
-    mass: torch.Tensor, sampling: SamplingTensors, draw: int, rows: torch.Tensor | None = None
+def _draw_top_k(
+    logits: torch.Tensor, k: int, u: torch.Tensor, sampling: SamplingTensors
 ) -> torch.Tensor:
-    """Return the first token whose cumulative mass exceeds u times the total; 0 without a mass.
+    """Draw from each row's k highest logits and ties with the k-th; 0 is off."""
+    if k == 0 or k >= logits.shape[-1]:
+        return _draw(logits, None, u, sampling)
+    candidates = find(logits, k)
+    if candidates is None:
+        return _draw(logits, logits.topk(k, dim=-1).values[:, -1:], u, sampling)
+    tokens = candidates.ids(_draw(candidates.logits, candidates.kth, u, sampling))
+    rows = torch.nonzero(~candidates.complete).flatten()
+    if rows.numel() > 0:
+        kth = logits[rows].topk(k, dim=-1).values[:, -1:]
+        tokens[rows] = _draw(logits[rows], kth, u[rows], _rows(sampling, rows))
+    return tokens
 
-    Args:
-        mass: [R, V] float64, cumulative over ids.
-        sampling: gives seeds and positions.
-        draw: round of the uniform.
-        rows: which rows of `sampling` mass holds; None: all.
+
+def _draw(
+    logits: torch.Tensor, kth: torch.Tensor | None, u: torch.Tensor, sampling: SamplingTensors
+) -> torch.Tensor:
+    """Draw under temperature, min-p and top-p from the logits not below kth [R, 1]."""
+    temperature = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
+    # Subtracting first keeps a tiny temperature from overflowing.
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperature[:, None])  # [R, V], <= 0
+    if sampling.any_filter and bool((sampling.min_p > 0).any()):
+        scaled.masked_fill_(scaled < sampling.min_p.log()[:, None], float("-inf"))
+    if kth is not None:
+        scaled.masked_fill_(logits < kth, float("-inf"))
+    tiles = tiled(scaled.softmax(-1), 0.0)
+    mass = cumulative_mass(tiles)
+    tokens = invert(tiles, mass, u[:, 0])
+    limit = sampling.top_p.double() * mass[:, -1]  # [R]
+    rows = torch.nonzero((sampling.top_p < 1) & (mass[:, -1] > 0)).flatten()
+    if rows.numel() > 0:
+        tokens[rows] = _shrink(
+            tokens[rows], logits[rows], tiles[rows], limit[rows], u[rows], _rows(sampling, rows)
+        )
+    return tokens
+
+
+def _shrink(  # noqa: PLR0917
+    tokens: torch.Tensor,
+    logits: torch.Tensor,
+    tiles: torch.Tensor,
+    limit: torch.Tensor,
+    u: torch.Tensor,
+    sampling: SamplingTensors,
+) -> torch.Tensor:
+    """Redraw tokens outside top-p, without a sort.
+
+    A token is in the nucleus if the mass strictly above it is less than the limit, p times the
+    total. One outside shrinks the set it came from to what is above it. That set always holds the
+    nucleus, so what is accepted at last is distributed as the nucleus is.
     """
-    seeds, positions = sampling.seeds, sampling.positions
-    if rows is not None:
-        seeds, positions = seeds[rows], positions[rows]
-    total = mass[:, -1:]
-    target = uniform(seeds, positions, draw)[:, None] * total
-    tokens = torch.searchsorted(mass, target, right=True)
-    return torch.where(total > 0, tokens, 0).flatten()
+    accepted = tokens.clone()
+    rows = torch.arange(tokens.shape[0], device=tokens.device)
+    draw = 0
+    while True:
+        lowest = logits.gather(1, tokens[:, None])[..., None]  # [rows, 1, 1]
+        higher = tiled(logits, float("-inf")) > lowest  # [rows, N, TILE]
+        tiles = torch.where(higher, tiles, 0.0)
+        mass = cumulative_mass(tiles)
+        outside = torch.nonzero(mass[:, -1] >= limit).flatten()
+        if outside.numel() == 0:
+            return accepted
+        rows, draw = rows[outside], draw + 1
+        logits, tiles, limit = logits[outside], tiles[outside], limit[outside]
+        if draw < u.shape[1]:
+            number = u[rows, draw]
+        else:
+            number = uniforms(sampling.seeds[rows], sampling.positions[rows], draw, 1)[:, 0]
+        tokens = invert(tiles, mass[outside], number)
+        accepted[rows] = tokens
