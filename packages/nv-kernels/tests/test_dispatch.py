@@ -50,6 +50,20 @@ assert not any(name.startswith("nv_kernels.triton") for name in sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is a dependency on Linux alone")
+def test_listed_ops_are_there_with_the_definition_s_parameters():
+    code = """
+import importlib, inspect
+from nv_kernels import dispatch, reference
+for name, module in dispatch.TRITON_OPS.items():
+    op = getattr(importlib.import_module(f"nv_kernels.triton.{module}"), name)
+    assert list(inspect.signature(op).parameters) == list(
+        inspect.signature(getattr(reference, name)).parameters
+    ), name
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 class OnCuda(torch.Tensor):
     """A tensor that says it lives on a card."""
 

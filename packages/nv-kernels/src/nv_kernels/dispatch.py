@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
 # Where an op's Triton version lives: nv_kernels.triton.<module>, under the op's own name.
 # An op that is not listed runs its definition on CUDA tensors too.
-TRITON_OPS: dict[str, str] = {}
+TRITON_OPS = {
+    "rms_norm": "norm",
+    "add_rms_norm": "norm",
+    "silu_and_mul": "activation",
+    "linear": "linear",
+    "apply_rope": "rope_store",
+    "store_kv": "rope_store",
+    "qk_norm_rope_store": "rope_store",
+    "copy_blocks": "copy_blocks",
+    "sample": "sampling",
+}
 
 
 class OnDevice(Protocol):

@@ -49,8 +49,8 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
 
     Args:
         qkv: [T, (Hq + 2 Hkv) D], queries then keys then values. Left as it is.
-        q_weight: [D] weight of the queries' norm, or None: no norm.
-        k_weight: [D] weight of the keys' norm, or None: no norm.
+        q_weight: [D] weight of the queries' norm.
+        k_weight: [D] weight of the keys' norm; both None: no norm.
         eps: of both norms.
         positions: [T] int32 or int64.
         cos_sin: [max_position, D] fp32, as `apply_rope`'s.
@@ -61,12 +61,14 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
     Returns:
         Queries [T, Hq, D] in qkv's dtype.
     """
+    assert (q_weight is None) == (k_weight is None), "both are normed or neither"
     num_kv_heads, head_dim = kv.k.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)  # [T, Hq + 2 Hkv, D]
-    q, k, v = torch.split(heads, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
-    if q_weight is not None:
-        q = rms_norm(q, q_weight, eps)
-    if k_weight is not None:
-        k = rms_norm(k, k_weight, eps)
-    store_kv(apply_rope(k, positions, cos_sin), v, kv, slot_mapping)
-    return apply_rope(q, positions, cos_sin)
+    num_turned = num_q_heads + num_kv_heads
+    turned, v = heads[:, :num_turned], heads[:, num_turned:]
+    if q_weight is not None and k_weight is not None:
+        weights = (q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1))
+        turned = rms_norm(turned, torch.cat(weights), eps)
+    turned = apply_rope(turned, positions, cos_sin)
+    store_kv(turned[:, num_q_heads:], v, kv, slot_mapping)
+    return turned[:, :num_q_heads].contiguous()
