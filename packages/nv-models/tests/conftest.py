@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import nv_kernels as nk
@@ -123,7 +124,7 @@ class PagedRunner:
         self.blocks = torch.randperm(num_blocks, generator=order).int()
 
     @torch.inference_mode()
-    def step(self, token_ids: list[int]) -> torch.Tensor:
+    def step(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Logits [T, V] of the next tokens of the sequence."""
         positions = torch.arange(self.length, self.length + len(token_ids))
         self.length += len(token_ids)
@@ -138,5 +139,5 @@ class PagedRunner:
         )
         plan = self.backend.plan(attention)
         context = ForwardContext(positions, slots, attention, plan, self.backend, self.kv)
-        hidden = self.model(torch.tensor(token_ids), context)
+        hidden = self.model(torch.tensor(list(token_ids)), context)
         return self.model.logits(hidden)

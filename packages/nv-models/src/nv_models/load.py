@@ -14,10 +14,10 @@ from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
+from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
 from nv_models.registry import model_class
-from nv_models.resolve import gguf_in, resolve
 from nv_models.weights import fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")

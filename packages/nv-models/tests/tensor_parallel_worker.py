@@ -1,0 +1,25 @@
+"""One rank of test_tensor_parallel.py: `rank size port folder…`; writes logits.RANK into each."""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from nv_models import TensorParallel, load_model
+
+from conftest import PagedRunner
+
+
+def main(rank: int, size: int, port: str, folders: list[str]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    for folder in folders:
+        model = load_model(folder, parallel=TensorParallel(rank, size))
+        runner = PagedRunner(model, size=size)
+        logits = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
+        torch.save(logits, Path(folder) / f"logits.{rank}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

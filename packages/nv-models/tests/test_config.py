@@ -1,0 +1,183 @@
+"""ModelConfig against transformers' own reading of the same config.json, and its refusals."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from nv_models import ModelConfig, RopeConfig, cos_sin_table
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+}
+YARN = {"type": "yarn", "factor": 4.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+ROPES = {
+    "nothing": {},
+    "theta": {"rope_theta": 5e5},
+    "v5": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "null scaling": {"rope_theta": 1e6, "rope_scaling": None},
+    "linear": {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "yarn": {"rope_theta": 1e6, "rope_scaling": YARN, "max_position_embeddings": 512},
+    "yarn trained on less": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32768,
+            "rope_theta": 1e6,
+        },
+        "max_position_embeddings": 131072,
+    },
+    "yarn, every knob": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 16,
+            "beta_slow": 2,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+            "truncate": False,
+            "rope_theta": 1e5,
+        },
+    },
+    "yarn, attention factor": {
+        "rope_scaling": {**YARN, "attention_factor": 1.5},
+        "rope_theta": 1e4,
+    },
+    "llama3": {"rope_theta": 5e5, "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
+}
+
+
+def write(folder, kind="qwen3", generation=None, **overrides):
+    names = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+    config = {"model_type": kind, "architectures": [names[kind]], **SIZES, **overrides}
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("rope", ROPES)
+def test_equals_transformers(tmp_path, kind, rope):
+    write(tmp_path, kind, **ROPES[rope])
+    ours = ModelConfig.from_path(tmp_path)
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert ours.head_dim == theirs.head_dim
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.attention_bias == theirs.attention_bias
+    assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.bos_token_id == theirs.bos_token_id
+    assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))
+    assert ours.dtype is theirs.dtype is None
+
+    class_name = {"qwen3": "Qwen3", "llama": "Llama"}[kind]
+    module = __import__(f"transformers.models.{kind}.modeling_{kind}", fromlist=["x"])
+    rotary = getattr(module, f"{class_name}RotaryEmbedding")(theirs)
+    positions = torch.arange(0, ours.max_position_embeddings, 997)
+    cos, sin = rotary(torch.empty(0), positions[None])  # [1, T, D], both halves alike
+    half = ours.head_dim // 2
+    expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
+    table = cos_sin_table(ours.rope, ours.head_dim, ours.max_position_embeddings)
+    assert table.shape == (ours.max_position_embeddings, ours.head_dim)
+    torch.testing.assert_close(table[positions], expected, atol=0, rtol=0)
+
+
+def test_spellings_agree(tmp_path):
+    for name, rope in (
+        ("old", {"rope_theta": 1e6, "rope_scaling": YARN}),
+        ("new", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6}}),
+        ("by layer type", {"rope_parameters": {"full_attention": {**YARN, "rope_theta": 1e6}}}),
+    ):
+        (tmp_path / name).mkdir()
+        config = ModelConfig.from_path(write(tmp_path / name, **rope))
+        assert config.rope == RopeConfig(
+            1e6, "yarn", factor=4.0, original_max_position_embeddings=32768
+        ), name
+
+
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_dtype(tmp_path, key):
+    assert ModelConfig.from_path(write(tmp_path, **{key: "bfloat16"})).dtype == torch.bfloat16
+
+
+def test_eos_ids_of_both_files_and_generation_defaults(tmp_path):
+    generation = {"eos_token_id": [7, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    config = ModelConfig.from_path(write(tmp_path, "llama", generation, eos_token_id=9))
+    assert config.eos_token_ids == (9, 7)
+    assert config.generation.temperature == 0.6
+    assert config.generation.top_k == 20
+    assert config.generation.top_p == 0.95
+    assert config.generation.min_p is None
+
+
+def test_class_default_eos_only_where_no_file_names_one(tmp_path):
+    assert ModelConfig.from_path(write(tmp_path, "llama")).eos_token_ids == (2,)
+    write(tmp_path, "llama", {"eos_token_id": 5})
+    assert ModelConfig.from_path(tmp_path).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "supported are Qwen3ForCausalLM, LlamaForCausal"),
+        ({"architectures": None}, "none named"),
+        ({"use_sliding_window": True, "max_window_layers": 0}, "sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+        ({"vocab_size": None}, "vocab_size is missing"),
+        ({"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ],
+)
+def test_refusals_name_the_file(tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message) as error:
+        ModelConfig.from_path(write(tmp_path, **overrides))
+    assert str(tmp_path / "config.json") in str(error.value)
+
+
+def test_sliding_window_that_reaches_no_layer_is_fine(tmp_path):
+    write(tmp_path, use_sliding_window=True, sliding_window=64, max_window_layers=28)
+    assert ModelConfig.from_path(tmp_path).num_layers == 2
+    write(tmp_path, use_sliding_window=False, sliding_window=64, max_window_layers=0)
+    assert ModelConfig.from_path(tmp_path).num_layers == 2
+
+
+def test_quantized_is_not_built_yet(tmp_path):
+    write(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(NotImplementedError, match="gptq"):
+        ModelConfig.from_path(tmp_path)
+
+
+def test_files_that_are_not_there_or_not_json(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        ModelConfig.from_path(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        ModelConfig.from_path(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="not a JSON object"):
+        ModelConfig.from_path(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+def test_rope_without_its_parameters(kind):
+    with pytest.raises(ValueError, match="factor"):
+        cos_sin_table(RopeConfig(1e4, kind, original_max_position_embeddings=64), 64, 8)

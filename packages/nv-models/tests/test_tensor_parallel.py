@@ -1,0 +1,45 @@
+"""Two ranks over gloo give the logits of one."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from nv_models import load_model
+
+WORKER = Path(__file__).parent / "tensor_parallel_worker.py"
+CASES = {
+    "untied": ("qwen3", {}),
+    "tied, padded vocabulary, one KV head": (
+        "qwen3",
+        {"tie_word_embeddings": True, "vocab_size": 333, "num_key_value_heads": 1},
+    ),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True, "vocab_size": 333}),
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_ranks_equal_one(tiny_checkpoint, paged_runner):
+    folders = {
+        name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
+    }
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([sys.executable, WORKER, str(rank), "2", port, *folders.values()])
+        for rank in range(2)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    for name, folder in folders.items():
+        runner = paged_runner(load_model(folder))
+        expected = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
+        for rank in range(2):
+            logits = torch.load(folder / f"logits.{rank}")
+            assert logits.shape == expected.shape, name
+            error = (logits - expected).abs().max()
+            assert error <= 1e-4, f"{name}, rank {rank}: {error}"

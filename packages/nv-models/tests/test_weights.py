@@ -1,0 +1,175 @@
+"""The strict loader: one error that lists everything, and known extras that are no error."""
+
+import json
+
+import pytest
+import torch
+from nv_models import TensorParallel, load_model
+from safetensors.torch import load_file, save_file
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+K = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.fixture
+def edited(tiny_checkpoint):
+    """A function that rewrites the checkpoint's tensors and returns its folder."""
+
+    def edit(change, **options):
+        folder = tiny_checkpoint(**options)
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return edit
+
+
+@pytest.fixture
+def sharded(tiny_checkpoint):
+    """A checkpoint in two files and an index."""
+    folder = tiny_checkpoint()
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    files = {"a.safetensors": names[:9], "b.safetensors": names[9:]}
+    for file, part in files.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder, tensors
+
+
+def test_every_parameter_is_the_files(tiny_checkpoint):
+    folder = tiny_checkpoint(attention_bias=True)
+    tensors = load_file(folder / "model.safetensors")
+    model = load_model(folder)
+    attention = model.model.layers[1].self_attn
+    parts = [f"model.layers.1.self_attn.{name}_proj" for name in "qkv"]
+    expected = torch.cat([tensors[f"{part}.weight"] for part in parts])
+    assert torch.equal(attention.qkv_proj.weight, expected)
+    expected = torch.cat([tensors[f"{part}.bias"] for part in parts])
+    assert torch.equal(attention.qkv_proj.bias, expected)
+    expected = torch.cat(
+        [tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    )
+    assert torch.equal(model.model.layers[0].mlp.gate_up_proj.weight, expected)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_one_error_lists_everything(edited):
+    def change(tensors):
+        del tensors[Q]
+        tensors[K] = tensors[K][:-1].clone()
+        tensors["model.layers.7.extra"] = torch.zeros(2)
+
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        load_model(edited(change))
+    message = str(error.value)
+    assert f"{Q} [256, 128] is missing" in message
+    assert f"{K} has shape [127, 128], expected [128, 128]" in message
+    assert "model.layers.7.extra [2] is unexpected" in message
+
+
+def test_known_extras_are_skipped(edited):
+    def change(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(32)
+
+    assert load_model(edited(change, tie_word_embeddings=True))
+
+
+def test_head_of_an_untied_model_is_wanted(edited):
+    with pytest.raises(ValueError, match=r"lm_head.weight \[320, 128\] is missing"):
+        load_model(edited(lambda tensors: tensors.pop("lm_head.weight")))
+
+
+def test_integers_are_not_weights(edited):
+    def change(tensors):
+        tensors[Q] = tensors[Q].to(torch.int8)
+
+    with pytest.raises(ValueError, match=f"{Q} in .* is I8, not plain floats"):
+        load_model(edited(change))
+
+
+def test_shards_by_index(sharded):
+    folder, tensors = sharded
+    model = load_model(folder)
+    assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+
+
+def test_missing_and_truncated_shards_are_listed_together(sharded):
+    folder, _ = sharded
+    (folder / "a.safetensors").unlink()
+    data = (folder / "b.safetensors").read_bytes()
+    (folder / "b.safetensors").write_bytes(data[:-100])
+    with pytest.raises(FileNotFoundError) as error:
+        load_model(folder)
+    assert f"{folder / 'a.safetensors'} is missing" in str(error.value)
+    assert f"{folder / 'b.safetensors'} ({len(data) - 100} bytes) is corrupt" in str(error.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\xff" * 64])
+def test_corrupt_file(tiny_checkpoint, data):
+    folder = tiny_checkpoint()
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(ValueError, match=r"model.safetensors .* is corrupt or truncated"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_corrupt_index(sharded, text):
+    folder, _ = sharded
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a safetensors index"):
+        load_model(folder)
+
+
+def test_folder_without_weights(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no weights: no \*.safetensors"):
+        load_model(folder)
+    (folder / "pytorch_model.bin").touch()
+    with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin is in a format"):
+        load_model(folder)
+
+
+def test_dummy_needs_only_the_config_and_follows_the_seed(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    (folder / "model.safetensors").unlink()
+
+    def weight(seed):
+        model = load_model(folder, load_format="dummy", dtype="bfloat16", seed=seed)
+        return model.model.layers[0].mlp.down_proj.weight
+
+    first = weight(3)
+    assert first.dtype == torch.bfloat16
+    assert 0.015 < first.float().std() < 0.025
+    assert torch.equal(first, weight(3))
+    assert not torch.equal(first, weight(4))
+
+
+@pytest.mark.parametrize("dtype", ["float16", torch.float16])
+def test_dtype_is_what_was_asked_for(tiny_checkpoint, dtype):
+    model = load_model(tiny_checkpoint(), dtype=dtype)
+    assert model.config.dtype == torch.float16
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float16}
+
+
+def test_bad_arguments(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    with pytest.raises(ValueError, match=r"dtype must be auto, float32, .* got 'int8'"):
+        load_model(folder, dtype="int8")
+    with pytest.raises(ValueError, match="load_format must be one of"):
+        load_model(folder, load_format="pickle")
+    with pytest.raises(ValueError, match="tensor_parallel_size 3 does not divide"):
+        load_model(folder, parallel=TensorParallel(0, 3))
+
+
+def test_dtype_comes_from_the_file_where_the_config_is_silent(tiny_checkpoint):
+    folder = tiny_checkpoint(dtype=torch.bfloat16)
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_model(folder).config.dtype == torch.bfloat16
