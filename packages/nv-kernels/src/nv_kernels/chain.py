@@ -1,0 +1,151 @@
+"""A decoder layer without its attention, in two pieces that a CUDA graph holds as few launches.
+
+    qkv, stream = attention_input(layer, stream)
+    attended = ...                                   # q/k norm, rope, KV write, attention
+    stream = attention_output(layer, attended, stream)
+
+Between the pieces travels a `Stream`: the residual, and what is still to be added to it. That sum
+is left to the next norm, so that a split-K product needs no kernel of its own to add it up.
+
+Owns the order of the ops, in plain terms below and by device. Never attends, never communicates:
+the tensor-parallel reduction is an argument.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import torch
+
+from nv_kernels import dispatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A decoder layer's weights that are not attention's own.
+
+    Attributes:
+        attention_norm: [E].
+        qkv: [(Hq + 2 Hkv) D, E].
+        output: [E, Hq D].
+        mlp_norm: [E].
+        gate_up: [2F, E], gate rows then up rows.
+        down: [E, F].
+        eps: of both norms.
+        qkv_bias: [(Hq + 2 Hkv) D] or None.
+        output_bias: [E] or None; with tensor parallelism on one rank only.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    output: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    eps: float
+    qkv_bias: torch.Tensor | None = None
+    output_bias: torch.Tensor | None = None
+
+
+class Stream(NamedTuple):
+    """The residual stream between two ops.
+
+    Attributes:
+        hidden: [T, E].
+        pending: still to be added: None, [T, E], or [P, T, E] partials.
+    """
+
+    hidden: torch.Tensor
+    pending: torch.Tensor | None = None
+
+
+class Pieces(Protocol):
+    """What a device's own version offers."""
+
+    def attention_input(self, layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:
+        """As the function of this module."""
+
+    def attention_output(
+        self,
+        layer: LayerWeights,
+        attended: torch.Tensor,
+        stream: Stream,
+        reduce: Reduce | None = None,
+    ) -> Stream:
+        """As the function of this module."""
+
+
+def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:
+    """Normalise and project to queries, keys and values.
+
+    Args:
+        layer: the weights.
+        stream: the residual before this layer.
+
+    Returns:
+        qkv [T, (Hq + 2 Hkv) D], or partials [P, T, …] on a device whose qk_norm_rope_store sums
+        them; the stream with nothing pending.
+    """
+    if stream.hidden.is_cuda:
+        return _on_cuda().attention_input(layer, stream)
+    normed, hidden = normalise(stream, layer.attention_norm, layer.eps)
+    return dispatch.linear(normed, layer.qkv, layer.qkv_bias), Stream(hidden)
+
+
+def attention_output(
+    layer: LayerWeights,
+    attended: torch.Tensor,
+    stream: Stream,
+    reduce: Reduce | None = None,
+) -> Stream:
+    """Project attention's output, then the gated feed-forward layer.
+
+    Args:
+        layer: the weights.
+        attended: [T, Hq D].
+        stream: as `attention_input` returned it.
+        reduce: sums a [T, E] tensor over the ranks, or None.
+
+    Returns:
+        The stream after this layer.
+    """
+    if stream.hidden.is_cuda:
+        return _on_cuda().attention_output(layer, attended, stream, reduce)
+    summed = reduce or _itself
+    projected = summed(dispatch.linear(attended, layer.output, layer.output_bias))
+    normed, hidden = normalise(Stream(stream.hidden, projected), layer.mlp_norm, layer.eps)
+    activated = dispatch.silu_and_mul(dispatch.linear(normed, layer.gate_up))
+    return Stream(hidden, summed(dispatch.linear(activated, layer.down)))
+
+
+def normalise(
+    stream: Stream, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add what is pending and normalise; also the end of the last layer.
+
+    Args:
+        stream: the residual.
+        weight: [E] of the norm.
+        eps: added to the mean square.
+
+    Returns:
+        The normalised stream [T, E] and the stream itself [T, E].
+    """
+    if stream.pending is None:
+        return dispatch.add_rms_norm(stream.hidden, None, weight, eps)
+    return dispatch.add_rms_norm(stream.pending, stream.hidden, weight, eps)
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _on_cuda() -> Pieces:
+    return cast("Pieces", importlib.import_module("nv_kernels.triton.chain"))

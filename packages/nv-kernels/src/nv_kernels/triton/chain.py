@@ -1,0 +1,81 @@
+"""`nv_kernels.chain` on CUDA tensors: the launches that the chain gains from.
+
+At 1 and 2 tokens four launches: norm + qkv | output + residual | norm + gate_up + silu |
+down + residual. From 3 tokens on six: add + norm | qkv | output | add + norm | gate_up + silu |
+down, where the norms sum the products' partials and gate_up + silu is two launches if the
+library multiplies.
+
+Owns that order. Never chooses a product's form.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nv_kernels.chain import LayerWeights, Stream
+from nv_kernels.triton.forms import Gemv
+from nv_kernels.triton.gemv import gemv
+from nv_kernels.triton.linear import form_for, gated_linear, linear, linear_partials
+from nv_kernels.triton.norm import add_rms_norm
+
+if TYPE_CHECKING:
+    import torch
+
+    from nv_kernels.chain import Reduce
+
+
+def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:
+    """Normalise and project; see `nv_kernels.chain.attention_input`."""
+    hidden, pending = stream
+    form = form_for(hidden, layer.qkv)
+    if isinstance(form, Gemv) and pending is None:
+        norm = (layer.attention_norm, layer.eps)
+        return gemv(form, hidden, layer.qkv, norm=norm, bias=layer.qkv_bias), stream
+    normed, hidden = _normalise(stream, layer.attention_norm, layer.eps)
+    if layer.qkv_bias is not None:
+        return linear(normed, layer.qkv, layer.qkv_bias), Stream(hidden)
+    return linear_partials(normed, layer.qkv), Stream(hidden)
+
+
+def attention_output(
+    layer: LayerWeights,
+    attended: torch.Tensor,
+    stream: Stream,
+    reduce: Reduce | None = None,
+) -> Stream:
+    """Project, then feed forward; see `nv_kernels.chain.attention_output`."""
+    output, gate_up = form_for(attended, layer.output), form_for(stream.hidden, layer.gate_up,
+                                                                 gated=True)  # fmt: skip
+    if reduce is None and isinstance(output, Gemv) and isinstance(gate_up, Gemv):
+        return _few(layer, attended, stream.hidden, output, gate_up)
+    if reduce is not None:
+        pending = reduce(linear(attended, layer.output, layer.output_bias))
+    elif layer.output_bias is not None:
+        pending = linear(attended, layer.output, layer.output_bias)
+    else:
+        pending = linear_partials(attended, layer.output)
+    normed, hidden = _normalise(Stream(stream.hidden, pending), layer.mlp_norm, layer.eps)
+    activated = gated_linear(normed, layer.gate_up)
+    if reduce is not None:
+        return Stream(hidden, reduce(linear(activated, layer.down)))
+    return Stream(hidden, linear_partials(activated, layer.down))
+
+
+def _few(
+    layer: LayerWeights, attended: torch.Tensor, hidden: torch.Tensor, output: Gemv, gate_up: Gemv
+) -> Stream:
+    hidden = gemv(output, attended, layer.output, residual=hidden, bias=layer.output_bias)
+    norm = (layer.mlp_norm, layer.eps)
+    activated = gemv(gate_up, hidden, layer.gate_up, norm=norm, gated=True)
+    down = form_for(activated, layer.down)
+    if isinstance(down, Gemv):
+        return Stream(gemv(down, activated, layer.down, residual=hidden))
+    return Stream(hidden, linear_partials(activated, layer.down))
+
+
+def _normalise(
+    stream: Stream, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if stream.pending is None:
+        return add_rms_norm(stream.hidden, None, weight, eps)
+    return add_rms_norm(stream.pending, stream.hidden, weight, eps)

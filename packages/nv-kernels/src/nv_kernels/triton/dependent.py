@@ -1,0 +1,35 @@
+"""How a kernel is launched: programmatic dependent launch where the card has it.
+
+Owns the rule of the chain. A kernel whose PDL flag is set lets its successor start early and
+waits (`gdc_wait`, in every program) before it reads what an earlier kernel wrote or writes
+anything: so the completion of a kernel implies that of all before it, and a buffer may be reused
+by the next one. Before the wait it reads weights and tables only. Never picks a kernel.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def is_hopper(tensor: torch.Tensor) -> bool:
+    """Say whether the tensor lies on a card of compute capability 9.0 (wgmma, TMA, PDL)."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
+
+
+def dependent_launch(tensor: torch.Tensor) -> Mapping[str, Any]:
+    """Give the launch options of a kernel that may start before its predecessor ends.
+
+    Args:
+        tensor: any argument of the kernel.
+
+    Returns:
+        Keyword arguments: the PDL constexpr, and launch_pdl on capability 9.0 or later.
+    """
+    if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9:
+        return {"PDL": True, "launch_pdl": True}
+    return {"PDL": False}

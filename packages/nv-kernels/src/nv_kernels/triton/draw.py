@@ -1,0 +1,143 @@
+"""The pieces of a draw: uniform number, tile statistics, inversion. docs/architecture.md, "The draw".
+
+A row's vocabulary is cut into tiles of TILE tokens, always the same size, so that a row's draw
+does not depend on how many rows there are. Of each tile the maximum and the mass relative to it
+are enough to find the drawn tile; only that tile is read again.
+
+Owns device functions and the two kernels of a draw without filters. Never launches them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+gdc_launch = tl.extra.cuda.gdc_launch_dependents
+gdc_wait = tl.extra.cuda.gdc_wait
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NONE = tl.constexpr(-float("inf"))
+LAST = tl.constexpr(2147483647)
+
+
+@triton.jit
+def inverse_temperature(temperature):
+    """log2(e) / T, finite; greedy rows count as T = 1."""
+    return tl.minimum(LOG2E / tl.where(temperature > 0, temperature, 1.0), 1e30)
+
+
+@triton.jit
+def uniform(seed, position, turn):
+    """Philox4x32-10: key = seed, counter = (turn, position, 0, 0); 24 bits."""
+    zero = tl.zeros((1,), tl.int32)
+    word, _, _, _ = tl.philox(seed, zero + turn, zero + position.to(tl.int32), zero, zero)
+    return tl.sum((word >> 8).to(tl.float32) * 5.9604644775390625e-08, 0)
+
+
+@triton.jit
+def invert(weights, u, SIZE: tl.constexpr):
+    """The first index whose cumulative weight exceeds u * total, and where u falls inside it.
+
+    weights [SIZE] >= 0; an index of weight 0 is never given. Returns (index, remainder, total).
+    """
+    at = tl.arange(0, SIZE)
+    cumulative = tl.cumsum(weights, 0)
+    total = tl.sum(weights, 0)
+    target = u * total
+    some = weights > 0
+    last = tl.max(tl.where(some, at, 0), 0)
+    index = tl.minimum(tl.min(tl.where(some & (cumulative > target), at, SIZE), 0), last)
+    before = tl.sum(tl.where(at < index, weights, 0.0), 0)
+    own = tl.sum(tl.where(at == index, weights, 0.0), 0)
+    remainder = tl.minimum(tl.maximum((target - before) / own, 0.0), 0.99999994)
+    return index, remainder, total
+
+
+@triton.jit
+def load_tile(row, tile, V, TILE: tl.constexpr):
+    """One tile's logits [TILE] in their dtype, -inf past the vocabulary."""
+    ids = tile * TILE + tl.arange(0, TILE)
+    return tl.load(row + ids, mask=ids < V, other=NONE)
+
+
+@triton.jit
+def greedy_token(row, tile_max, highest, V, TILE: tl.constexpr, TILES: tl.constexpr):
+    """The lowest id that holds the row's maximum."""
+    at = tl.arange(0, TILES)
+    tile = tl.min(tl.where(tile_max == highest, at, TILES - 1), 0)
+    logits = load_tile(row, tile, V, TILE).to(tl.float32)
+    inner = tl.min(tl.where(logits == highest, tl.arange(0, TILE), TILE - 1), 0)
+    return tl.minimum(tile * TILE + inner, V - 1)
+
+
+@triton.jit
+def statistics_kernel(
+    logits,
+    temperature,
+    tile_max,
+    tile_mass,
+    stride,
+    V,
+    num_tiles,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Maximum logit and sum of exp((x - maximum) / T) of TILES tiles of a row.
+
+    Programs go from the end of the vocabulary: what the LM head wrote last is still in L2.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    tiles = (tl.num_programs(1) - 1 - tl.program_id(1)) * TILES + tl.arange(0, TILES)
+    ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    scale = inverse_temperature(tl.load(temperature + row))
+    x = tl.load(logits + row * stride + ids, mask=ids < V, other=NONE).to(tl.float32)
+    highest = tl.max(x, 1)
+    base = tl.where(highest == NONE, 0.0, highest)
+    mass = tl.sum(tl.exp2((x - base[:, None]) * scale), 1)
+    tl.store(tile_max + row * num_tiles + tiles, highest, mask=tiles < num_tiles)
+    tl.store(tile_mass + row * num_tiles + tiles, mass, mask=tiles < num_tiles)
+
+
+@triton.jit
+def pick_kernel(
+    logits,
+    temperature,
+    seeds,
+    positions,
+    tile_max,
+    tile_mass,
+    out,
+    stride,
+    V,
+    num_tiles,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a row: the tile by its mass, then the token in it; greedy where T is 0."""
+    row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    heat = tl.load(temperature + row)
+    scale = inverse_temperature(heat)
+    u = uniform(tl.load(seeds + row), tl.load(positions + row), 0)
+    tiles = tl.arange(0, TILES)
+    inside = tiles < num_tiles
+    maxima = tl.load(tile_max + row * num_tiles + tiles, mask=inside, other=NONE)
+    masses = tl.load(tile_mass + row * num_tiles + tiles, mask=inside, other=0.0)
+    highest = tl.max(maxima, 0)
+    line = logits + row * stride
+    if heat > 0:
+        weights = masses * tl.exp2((maxima - highest) * scale)
+        tile, rest, total = invert(weights, u, TILES)
+        x = load_tile(line, tile, V, TILE).to(tl.float32)
+        inner, _, _ = invert(tl.exp2((x - highest) * scale), rest, TILE)
+        token = tl.where(total > 0, tile * TILE + inner, 0)
+    else:
+        token = greedy_token(line, maxima, highest, V, TILE, TILES)
+    tl.store(out + row, token.to(tl.int64))

@@ -1,0 +1,179 @@
+"""Which kernel multiplies a few tokens by a weight, and how it is cut.
+
+Owns the table that measurement on an H100 decided (benchmarks/kernels_step.py) and the rule for
+shapes it does not hold. What decided: weights must be in flight before the wait for the previous
+kernel (registers at 1 and 2 tokens, TMA into shared memory to 64), programs should be about as
+many as processors, and only the whole chain tells which cut wins. Never launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROCESSORS = 132  # of an H100: the cuts below aim at one program each
+SLAB_BYTES = 225_000  # shared memory a slab program may take
+GEMV_TOKENS = 2
+SLAB_TOKENS = 64
+DOT_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Gemv:
+    """CUDA cores, whole rows of the weight in registers.
+
+    Attributes:
+        rows: weight rows a program.
+        block_k: columns a load; 256 a warp, so warps * 256 shares a row among all warps.
+        warps: of a program.
+    """
+
+    rows: int
+    block_k: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Gluon: a program's whole weight slab by TMA before the wait, then wgmma.
+
+    Attributes:
+        block_m: tokens a program: 16, 32 or 64.
+        split_k: programs along K, each storing fp32 partials.
+        half: gated products only: feature rows a program, 24 or 32.
+        trigger: when the next kernel may start: 1 at once, 2 after the wait, 3 after the loop.
+    """
+
+    block_m: int
+    split_k: int
+    half: int = 32
+    trigger: int = 1
+
+
+@dataclass(frozen=True)
+class Dot:
+    """Triton's pipelined tensor-core loop.
+
+    Attributes:
+        block_m: tokens a program.
+        block_n: weight rows a program.
+        block_k: columns a step.
+        split_k: programs along K, each storing partials.
+        stages: of the software pipeline.
+        swap: put weight rows on the tensor core's long side.
+        warps: of a program.
+        trigger: as Slab's, 0 without programmatic launch.
+        prefetch: fetch the program's weights into L2 before the wait.
+        narrow: store partials in the activations' dtype.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split_k: int
+    stages: int
+    swap: bool
+    warps: int
+    trigger: int = 2
+    prefetch: bool = False
+    narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library's kernel (cuBLAS)."""
+
+
+Form = Gemv | Slab | Dot | Library
+
+# (least tokens, most tokens, weight rows, columns, gated): form
+TUNED: dict[tuple[int, int, int, int, bool], Form] = {
+    # Qwen3-0.6B: qkv, o, gate_up, down
+    (1, 1, 4096, 1024, False): Gemv(8, 1024, 4),
+    (1, 1, 1024, 2048, False): Gemv(2, 1024, 4),
+    (1, 1, 6144, 1024, True): Gemv(2, 1024, 2),
+    (1, 1, 1024, 3072, False): Gemv(4, 1024, 4),
+    (2, 2, 4096, 1024, False): Gemv(4, 1024, 2),
+    (2, 2, 1024, 2048, False): Gemv(8, 1024, 4),
+    (2, 2, 6144, 1024, True): Gemv(2, 1024, 2),
+    (2, 2, 1024, 3072, False): Gemv(4, 1024, 4),
+    (3, 16, 4096, 1024, False): Slab(16, 2),
+    (3, 16, 1024, 2048, False): Slab(16, 8),
+    (3, 16, 6144, 1024, True): Slab(16, 1),
+    (3, 16, 1024, 3072, False): Slab(16, 6),
+    (17, 32, 4096, 1024, False): Slab(32, 2),
+    (17, 32, 1024, 2048, False): Slab(32, 8),
+    (17, 32, 6144, 1024, True): Slab(32, 1),
+    (17, 32, 1024, 3072, False): Slab(32, 6),
+    (33, 64, 4096, 1024, False): Slab(64, 2),
+    (33, 64, 1024, 2048, False): Dot(64, 64, 64, 8, 4, True, 4, prefetch=True),
+    (33, 64, 6144, 1024, True): Dot(64, 64, 128, 1, 4, False, 4, trigger=3),
+    (33, 64, 1024, 3072, False): Dot(64, 64, 64, 8, 6, True, 4, prefetch=True),
+    (65, 256, 4096, 1024, False): Dot(64, 128, 64, 1, 4, False, 4),
+    (65, 256, 1024, 2048, False): Dot(128, 64, 64, 4, 4, False, 8),
+    (65, 256, 6144, 1024, True): Dot(128, 128, 64, 1, 4, False, 8),
+    (65, 256, 1024, 3072, False): Dot(128, 64, 64, 4, 4, False, 8),
+    # Qwen3-8B
+    (1, 1, 6144, 4096, False): Gemv(2, 2048, 8),
+    (1, 1, 4096, 4096, False): Gemv(2, 2048, 8),
+    (1, 1, 24576, 4096, True): Gemv(1, 2048, 8),
+    (1, 1, 4096, 12288, False): Gemv(2, 2048, 8),
+    (3, 16, 6144, 4096, False): Dot(16, 64, 128, 4, 4, True, 4),
+    (3, 16, 4096, 4096, False): Dot(16, 64, 128, 4, 4, True, 4, prefetch=True),
+    (3, 16, 24576, 4096, True): Dot(16, 64, 128, 1, 4, True, 4),
+    (3, 16, 4096, 12288, False): Dot(16, 64, 128, 4, 4, True, 4),
+    (17, 64, 6144, 4096, False): Library(),
+    (17, 64, 4096, 4096, False): Dot(64, 64, 64, 4, 6, True, 4, trigger=1, prefetch=True),
+    (17, 64, 24576, 4096, True): Dot(64, 64, 128, 1, 4, True, 4),
+    (17, 64, 4096, 12288, False): Dot(64, 128, 64, 4, 5, True, 8),
+    # LM head of 151,936 tokens, hidden 1024
+    (1, 2, 151936, 1024, False): Gemv(16, 1024, 4),
+    (3, 16, 151936, 1024, False): Dot(16, 128, 128, 1, 3, True, 8),
+    (17, 64, 151936, 1024, False): Dot(64, 128, 64, 1, 5, True, 8),
+}
+
+
+def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> Form:
+    """Choose the form for a product of [num_tokens, columns] by [rows, columns].
+
+    Args:
+        num_tokens: T.
+        rows: N of the weight, gate and up together where gated.
+        columns: K.
+        gated: the product ends in silu(gate) * up.
+
+    Returns:
+        The measured form, or by rule: GEMV to 2 tokens, Slab to 64 where the shape divides.
+    """
+    for (least, most, *shape), form in TUNED.items():
+        if least <= num_tokens <= most and shape == [rows, columns, gated]:
+            return form
+    if num_tokens <= GEMV_TOKENS:
+        return _gemv(rows // 2 if gated else rows, columns, gated)
+    if num_tokens <= SLAB_TOKENS:
+        return _slab(num_tokens, rows, columns, gated)
+    return Library()
+
+
+def _gemv(outputs: int, columns: int, gated: bool) -> Form:
+    """Cut for two programs or more a processor, at most 64 registers of weights a thread."""
+    warps = 4 if columns <= 4096 else 8
+    rows = 8
+    per_thread = columns * (2 if gated else 1) // (warps * 64)  # registers of one row
+    while rows > 1 and (rows * per_thread > 64 or outputs < rows * 2 * PROCESSORS):
+        rows //= 2
+    return Gemv(rows, warps * 256, warps) if per_thread <= 96 else Library()
+
+
+def _slab(num_tokens: int, rows: int, columns: int, gated: bool) -> Form:
+    """Cut for as many programs as processors, slabs within shared memory."""
+    if rows % 64 or columns % 64:
+        return Library()
+    block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    tiles = rows // 64
+    splits = [n for n in range(1, columns // 64 + 1) if (columns // 64) % n == 0 and n <= 16]
+    if gated:
+        splits = [1]
+    fitting = [n for n in splits if (64 + block_m) * 2 * columns // n <= SLAB_BYTES]
+    if not fitting:
+        return Library()
+    return Slab(block_m, min(fitting, key=lambda n: abs(tiles * n - PROCESSORS)))

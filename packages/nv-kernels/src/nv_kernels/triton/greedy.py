@@ -1,0 +1,49 @@
+"""The highest logit of each row, in one pass.
+
+Owns the two kernels of a batch in which every row is greedy. Never launches them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+gdc_launch = tl.extra.cuda.gdc_launch_dependents
+gdc_wait = tl.extra.cuda.gdc_wait
+
+NONE = tl.constexpr(-float("inf"))
+LAST = tl.constexpr(2147483647)
+
+
+@triton.jit
+def chunk_argmax_kernel(
+    logits, best, best_id, stride, V, num_chunks, CHUNK: tl.constexpr, PDL: tl.constexpr
+):
+    """The highest logit of a chunk and its lowest id; chunks from the end of the vocabulary."""
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.num_programs(1) - 1 - tl.program_id(1)
+    ids = chunk * CHUNK + tl.arange(0, CHUNK)
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    x = tl.load(
+        logits + row * stride + ids, mask=ids < V, other=NONE, eviction_policy="evict_first"
+    ).to(tl.float32)
+    highest, index = tl.max(x, 0, return_indices=True)
+    tl.store(best + row * num_chunks + chunk, highest)
+    tl.store(best_id + row * num_chunks + chunk, chunk * CHUNK + index)
+
+
+@triton.jit
+def row_argmax_kernel(best, best_id, out, num_chunks, CHUNKS: tl.constexpr, PDL: tl.constexpr):
+    """The best chunk of a row, the lowest id on a tie."""
+    row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    chunks = tl.arange(0, CHUNKS)
+    inside = chunks < num_chunks
+    values = tl.load(best + row * num_chunks + chunks, mask=inside, other=NONE)
+    ids = tl.load(best_id + row * num_chunks + chunks, mask=inside, other=LAST)
+    token = tl.min(tl.where(values == tl.max(values, 0), ids, LAST), 0)
+    tl.store(out + row, tl.where(token == LAST, 0, token).to(tl.int64))

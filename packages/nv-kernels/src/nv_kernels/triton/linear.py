@@ -1,0 +1,127 @@
+"""Products of few tokens by a weight: the form by shape, the library where it wins.
+
+Owns the choice at call time (card, dtype, alignment). Never cuts: `forms` does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from nv_kernels.triton.activation import silu_and_mul
+from nv_kernels.triton.dependent import is_hopper
+from nv_kernels.triton.dot import dot
+from nv_kernels.triton.forms import DOT_TOKENS, Form, Gemv, Library, Slab, choose
+from nv_kernels.triton.gemv import gemv
+from nv_kernels.triton.norm import rms_norm
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Multiply each row by the transposed weight.
+
+    Args:
+        x: [T, K].
+        weight: [N, K], in x's dtype.
+        bias: [N] or None.
+
+    Returns:
+        [T, N] in x's dtype, accumulated in fp32.
+    """
+    form = form_for(x, weight)
+    if isinstance(form, Gemv):
+        return gemv(form, x.contiguous(), weight, bias=bias)
+    if bias is not None or isinstance(form, Library) or form.split_k > 1:
+        return functional.linear(x, weight, bias)
+    return product(form, x.contiguous(), weight)
+
+
+def linear_partials(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply for a consumer that sums partials: add_rms_norm, qk_norm_rope_store.
+
+    Args:
+        x: [T, K].
+        weight: [N, K], in x's dtype.
+
+    Returns:
+        [T, N] in x's dtype, or [P, T, N] partials whose sum over P is the product.
+    """
+    return product(form_for(x, weight), x.contiguous(), weight)
+
+
+def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply by gate and up, and gate: silu_and_mul(linear(x, weight)) without rounding between.
+
+    Args:
+        x: [T, K].
+        weight: [2F, K], gate rows then up rows.
+
+    Returns:
+        [T, F] in x's dtype.
+    """
+    return product(form_for(x, weight, gated=True), x.contiguous(), weight, gated=True)
+
+
+def normed_linear(
+    x: torch.Tensor, norm_weight: torch.Tensor, eps: float, weight: torch.Tensor
+) -> torch.Tensor:
+    """Normalise and multiply: linear(rms_norm(x, norm_weight, eps), weight), one launch where few.
+
+    Args:
+        x: [T, K].
+        norm_weight: [K].
+        eps: added to the mean square.
+        weight: [N, K].
+
+    Returns:
+        [T, N] in x's dtype.
+    """
+    form = form_for(x, weight)
+    if isinstance(form, Gemv):
+        return gemv(form, x.contiguous(), weight, norm=(norm_weight, eps))
+    return linear(rms_norm(x, norm_weight, eps), weight)
+
+
+def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> Form:
+    """Choose a form that runs here: tuned forms on Hopper, GEMV and the library elsewhere."""
+    tokens, columns = x.shape
+    if tokens == 0 or tokens > DOT_TOKENS or x.element_size() != 2 or not weight.is_contiguous():
+        return Library()
+    form = choose(tokens, weight.shape[0], columns, gated)
+    if isinstance(form, (Gemv, Library)):
+        return form
+    if not is_hopper(x) or (isinstance(form, Slab) and slab_module() is None):
+        return Library()
+    return form
+
+
+def product(
+    form: Form, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False
+) -> torch.Tensor:
+    """Multiply by the form's kernel; [P, T, N] partials where it splits K."""
+    if isinstance(form, Library):
+        out = functional.linear(x, weight)
+        return silu_and_mul(out) if gated else out
+    if isinstance(form, Gemv):
+        return gemv(form, x, weight, gated=gated)
+    if isinstance(form, Slab):
+        module = slab_module()
+        assert module is not None
+        result: torch.Tensor = module.slab(form, x, weight, gated=gated)
+        return result
+    return dot(form, x, weight, gated=gated)
+
+
+@cache
+def slab_module() -> ModuleType | None:
+    """Import the Gluon kernel; None where this Triton's Gluon is another one."""
+    try:
+        return importlib.import_module("nv_kernels.triton.slab")
+    except ImportError:
+        return None

@@ -1,0 +1,91 @@
+"""One token a row from its logits: the launches of docs/architecture.md, "The draw".
+
+Owns which kernels run, and their scratch memory. Never waits for the device, so that a CUDA
+graph can hold it; the two host flags of SamplingTensors alone choose the launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.draw import pick_kernel, statistics_kernel
+from nv_kernels.triton.filtering import filter_kernel
+from nv_kernels.triton.greedy import chunk_argmax_kernel, row_argmax_kernel
+
+if TYPE_CHECKING:
+    from nv_kernels.sampling import SamplingTensors
+
+TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on its neighbours
+TILES = 32  # tiles of a program of the statistics
+CHUNK = 4096  # tokens of a program of the greedy pass
+BINS = 1024
+STEP, AHEAD = 64, 2  # tiles a program of the filters reads at once, and how many such reads
+WARPS = 8  # of a row's program
+
+
+def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Pick one token a row.
+
+    Args:
+        logits: [R, V] bf16, fp16 or fp32; rows may be strided, V is at most 2^31.
+        sampling: parameters of the R rows; rows mix freely.
+
+    Returns:
+        Token ids [R] int64. The same draw for a row whatever the other rows are.
+    """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if logits.shape[0]:
+        if sampling.all_greedy:
+            _greedy(logits, out)
+        else:
+            _draw(logits, sampling, out)
+    return out
+
+
+def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
+    rows, vocabulary = logits.shape
+    chunks = triton.cdiv(vocabulary, CHUNK)
+    best = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    best_id = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    options = dependent_launch(logits)
+    chunk_argmax_kernel[(rows, chunks)](
+        logits, best, best_id, logits.stride(0), vocabulary, chunks, CHUNK, num_warps=4, **options
+    )
+    row_argmax_kernel[(rows,)](
+        best, best_id, out, chunks, triton.next_power_of_2(chunks), num_warps=1, **options
+    )
+
+
+def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) -> None:
+    rows, vocabulary = logits.shape
+    num_tiles = triton.cdiv(vocabulary, TILE)
+    most_tiles = triton.next_power_of_2(num_tiles)
+    options = dependent_launch(logits)
+    tile_max = torch.empty(rows, num_tiles, dtype=torch.float32, device=logits.device)
+    tile_mass = torch.empty_like(tile_max)
+    statistics_kernel[(rows, triton.cdiv(num_tiles, TILES))](
+        logits, sampling.temperature, tile_max, tile_mass, logits.stride(0), vocabulary,
+        num_tiles, TILES, TILE, num_warps=4, **options,
+    )  # fmt: skip
+    if not sampling.any_filter:
+        pick_kernel[(rows,)](
+            logits, sampling.temperature, sampling.seeds, sampling.positions,
+            tile_max, tile_mass, out, logits.stride(0), vocabulary, num_tiles,
+            most_tiles, TILE, num_warps=WARPS, **options,
+        )  # fmt: skip
+        return
+    tile_list = torch.empty(rows, most_tiles, dtype=torch.int32, device=logits.device)
+    list_mass = torch.empty(rows, most_tiles, dtype=torch.float32, device=logits.device)
+    bins = torch.empty(rows, BINS, dtype=torch.int32, device=logits.device)
+    filter_kernel[(rows,)](
+        logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
+        sampling.seeds, sampling.positions, tile_max, tile_mass, tile_list, list_mass, bins,
+        out, logits.stride(0), vocabulary, num_tiles, most_tiles, TILE, BINS, STEP, AHEAD,
+        num_warps=WARPS, **options,
+    )  # fmt: skip

@@ -1,0 +1,6 @@
+"""Lets the tests import what stands beside them: interpreter, ahead_of_time."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,93 @@
+"""Triton kernels on a CPU: the interpreter, with bf16 made right, in a process of its own.
+
+A test module of kernels uses DEVICE and `on_device`, and calls `run_interpreted(__file__)` in one
+test of the outer process. Its other tests then run twice: here under TRITON_INTERPRET=1 on toy
+sizes, and on a card for real.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETING else "cuda"
+ROOT = Path(__file__).parents[3]
+
+
+def on_device(test):
+    """Run a test in the interpreter, or on a card."""
+    return test if INTERPRETING else pytest.mark.gpu(test)
+
+
+outer_only = pytest.mark.skipif(INTERPRETING, reason="starts the interpreter")
+
+
+def run_interpreted(module: str, *arguments: str) -> None:
+    """Run a test module's device tests under the interpreter; fail with its output."""
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("NV_REQUIRE_GPU", None)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", module, *arguments]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout, done.stdout
+
+
+def _nearest_bfloat16(data):
+    """Bits of fp32 values rounded to bf16, ties to even."""
+    bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    finite = (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
+    return np.where(finite, rounded, bits >> 16).astype(np.uint16)
+
+
+def mend_bfloat16() -> None:
+    """Let the interpreter compute bf16 in fp32 and round to nearest.
+
+    It works on the raw bits and truncates otherwise.
+    """
+    import triton.language as tl  # noqa: PLC0415
+    from triton.runtime import interpreter as inner  # noqa: PLC0415
+
+    builder = inner.InterpreterBuilder
+    if hasattr(builder, "bfloat16_mended"):
+        return
+    plain_dot, plain_binary = builder.create_dot, builder.binary_op
+    plain_convert = inner._convert_float
+
+    def convert(data, source, target, rounding):
+        if (source, target) != (tl.float32, tl.bfloat16):
+            return plain_convert(data, source, target, rounding)
+        return _nearest_bfloat16(data)
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        values = inner._convert_float(handle.data, tl.bfloat16, tl.float32, None)
+        return inner.TensorHandle(values.view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *rest):
+        return plain_dot(self, widened(a), widened(b), *rest)
+
+    def binary_op(self, left, right, op):
+        if left.dtype.scalar != tl.bfloat16 or right.dtype.scalar != tl.bfloat16:
+            return plain_binary(self, left, right, op)
+        result = plain_binary(self, widened(left), widened(right), op)
+        if result.data.dtype == np.bool_:
+            return result
+        data = result.data.astype(np.float32)
+        narrow = inner._convert_float(data, tl.float32, tl.bfloat16, None).view(np.uint16)
+        return inner.TensorHandle(narrow, left.dtype.scalar)
+
+    inner._convert_float = convert
+    builder.create_dot, builder.binary_op = create_dot, binary_op
+    builder.bfloat16_mended = True
+
+
+if INTERPRETING:
+    mend_bfloat16()
