@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import nv_api.llm
 import pytest
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -194,6 +195,19 @@ def folder(tmp_path_factory, byte_level) -> Path:
     }
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, folder):
+    """A tiny random checkpoint with the byte-level tokenizer and a chat template."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    target = tmp_path_factory.mktemp("tiny")
+    config = Qwen3Config(**json.loads((folder / "config.json").read_text()))
+    Qwen3ForCausalLM(config).eval().save_pretrained(target)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    (target / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
+    return str(target)
 
 
 @pytest.fixture

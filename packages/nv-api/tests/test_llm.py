@@ -68,6 +68,8 @@ def test_a_length_mismatch_queues_nothing(scripted, engine):  # N09
     llm = scripted()
     with pytest.raises(ValueError, match="3 prompts and 2 sampling_params"):
         llm.generate(["a", "b", "c"], [SamplingParams()] * 2)
+    with pytest.raises(TypeError, match="must be a SamplingParams"):
+        llm.generate(["a"], [{"temperature": 1}])
     assert engine.num_added == 0
 
 

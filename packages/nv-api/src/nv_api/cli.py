@@ -76,9 +76,11 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Complete each PROMPT and print it with its completion."""
-    with _errors_as_sentences(), _llm(model, dtype=dtype, device=device) as llm:
-        params = _params(llm, model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
+    with _errors_as_sentences():
+        given = _given(model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        with _llm(model, dtype=dtype, device=device) as llm:
+            outputs = llm.generate(prompts, replace(llm.get_default_sampling_params(), **given))
+        for prompt, output in zip(prompts, outputs, strict=True):
             typer.echo(prompt + output.outputs[0].text)
 
 
@@ -95,12 +97,14 @@ def chat(
     device: Device = "auto",
 ) -> None:
     """Chat line by line; Ctrl-C stops an answer, Ctrl-D or an empty line ends the chat."""
-    with _errors_as_sentences(), _llm(model, dtype=dtype, device=device) as llm:
-        params = _params(llm, model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    with _errors_as_sentences():
+        given = _given(model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
         messages = [{"role": "system", "content": system}] if system else []
-        while line := _read_line():
-            messages.append({"role": "user", "content": line})
-            messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+        with _llm(model, dtype=dtype, device=device) as llm:
+            params = replace(llm.get_default_sampling_params(), **given)
+            while line := _read_line():
+                messages.append({"role": "user", "content": line})
+                messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
 
 
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str:
@@ -125,25 +129,27 @@ def _read_line() -> str:
         return ""
 
 
-@contextmanager
-def _llm(model: str | None, **options: Any) -> Iterator["LLM"]:  # noqa: ANN401
-    """The model, loaded; on the demo model's behalf a sentence on stderr says so."""
-    if model is None:
-        typer.echo(DEMO_SENTENCE, err=True)
+def _llm(model: str | None, **options: Any) -> "LLM":  # noqa: ANN401
+    """The model, loaded; where it is the demo model, a sentence on stderr says so."""
     from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
 
-    with LLM(DEMO if model is None else model, **options) as llm:
-        yield llm
+    if model is None:
+        typer.echo(DEMO_SENTENCE, err=True)
+    return LLM(DEMO if model is None else model, **options)
 
 
-def _params(
-    llm: "LLM", model: str | None, max_tokens: int, **given: float | None
-) -> "SamplingParams":
-    """The model's recommended parameters, changed by what was given; the demo model is greedy."""
-    if model is None and given["temperature"] is None:
-        given["temperature"] = 0.0
-    changes: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
-    return replace(llm.get_default_sampling_params(), max_tokens=max_tokens, **changes)
+def _given(model: str | None, max_tokens: int, **options: float | None) -> dict[str, Any]:
+    """The sampling parameters that were given, checked before a model is loaded.
+
+    The demo model is greedy unless told otherwise; others follow their own recommendation.
+    """
+    from nv_engine import SamplingParams  # noqa: PLC0415  # imports torch: seconds
+
+    if model is None and options["temperature"] is None:
+        options["temperature"] = 0.0
+    given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
+    SamplingParams(max_tokens=max_tokens, **given)
+    return {"max_tokens": max_tokens, **given}
 
 
 @contextmanager

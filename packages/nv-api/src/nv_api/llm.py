@@ -5,7 +5,7 @@ Owns the public surface: names, what a user may write, and the checks on it. Nev
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +34,9 @@ class LLM:
     Args:
         model: a folder (config.json, *.safetensors, tokenizer files), a .gguf file, a hub name
             such as "Qwen/Qwen3-0.6B", or "demo".
-        **options: see the README's table; vLLM's names are understood.
+        **options: the fields of `nv_engine.EngineConfig` (defaults and meanings are there), and
+            `tokenizer`, `tokenizer_mode`, `skip_tokenizer_init`, `trust_remote_code`. vLLM's names
+            are understood; those that make no difference here are accepted with one warning.
 
     Raises:
         FileNotFoundError: a folder or a file of the model is not there.
@@ -54,7 +56,7 @@ class LLM:
         self.tokenizer: PreTrainedTokenizerBase | None = backend
         self._default_params = _default_params(path)
         self._text = Tokenizer(backend) if backend is not None else None
-        self._engine = start_engine(asked.engine)
+        self._engine = start_engine(replace(asked.engine, model=str(path)))
         self._session = Session(self._engine, self._text)
 
     def generate(
@@ -247,6 +249,8 @@ class LLM:
             given = self._default_params
         if isinstance(given, SamplingParams):
             return [given] * num_prompts
+        if not all(isinstance(params, SamplingParams) for params in given):
+            raise TypeError("sampling_params must be a SamplingParams, or a list of them")
         if len(given) != num_prompts:
             raise ValueError(
                 f"there are {num_prompts} prompts and {len(given)} sampling_params: "

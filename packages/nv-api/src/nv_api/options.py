@@ -143,7 +143,8 @@ def _check_unbuilt(name: str, value: Any, engine_names: Iterable[str]) -> None: 
     if name not in UNBUILT:
         names = [*engine_names, *ALIASES, *TOKENIZER, *NO_DIFFERENCE, *UNBUILT]
         nearest = difflib.get_close_matches(name, names, n=1)
-        hint = f": did you mean {nearest[0]!r}?" if nearest else ": docs list the known ones"
-        raise TypeError(f"LLM has no option {name!r}{hint}")
+        ours = ", ".join(sorted([*engine_names, *TOKENIZER]))
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {ours}"
+        raise TypeError(f"LLM has no option {name!r}: {hint}")
     if value is not None and value not in UNBUILT[name]:
         raise NotImplementedError(f"{name}={value!r} is not built yet: leave {name} out")

@@ -48,6 +48,8 @@ class Session:
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         """Complete prompts, in their order; on any exception none of them is left behind."""
+        if not prompts:
+            return []
         self._validate(prompts, params)
         requests: list[Request] = []
         try:

@@ -1,0 +1,111 @@
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import nv_api.llm
+import pytest
+from nv_api.cli import DEMO_SENTENCE, app, main
+from typer.testing import CliRunner
+
+
+@pytest.fixture
+def nv(monkeypatch, engine, folder):
+    """Run the command over the scripted engine; the demo model is the test's folder."""
+
+    def start_engine(config):
+        engine.closed = False
+        return engine
+
+    monkeypatch.setattr(nv_api.llm, "start_engine", start_engine)
+    monkeypatch.setattr(nv_api.llm, "resolve", lambda model, revision: folder)
+    return lambda *args, **options: CliRunner().invoke(app, args, **options)
+
+
+def test_generate_prints_each_prompt_with_its_completion(nv, engine):
+    result = nv("generate", "ab", "cd", "--model", "m")
+    assert (result.exit_code, result.stdout) == (0, "abab\ncdcd\n")
+    assert DEMO_SENTENCE not in result.stderr
+    assert engine.closed
+
+
+def test_without_a_model_the_demo_answers_and_stderr_says_so(nv):
+    result = nv("generate", "ab", "--max-tokens", "1")
+    assert (result.exit_code, result.stdout) == (0, "aba\n")
+    assert DEMO_SENTENCE in result.stderr
+
+
+def test_options_become_parameters(nv, engine, monkeypatch):
+    seen = []
+    add = type(engine).add
+
+    def note(self, token_ids, params):
+        seen.append(params)
+        return add(self, token_ids, params)
+
+    monkeypatch.setattr(type(engine), "add", note)
+    given = ["--temperature", "0.5", "--top-p", "0.9", "--seed", "3", "--max-tokens", "2"]
+    for options in [], ["--model", "m"], given:
+        nv("generate", "a", *options)
+    assert [(p.temperature, p.top_p, p.seed, p.max_tokens) for p in seen] == [
+        (0.0, 1.0, None, 64),
+        (1.0, 1.0, None, 64),
+        (0.5, 0.9, 3, 2),
+    ]
+
+
+def test_chat_keeps_the_conversation_and_ends_with_its_input(nv, engine):
+    hello = [72 - 33, 73 - 33, 256]
+    engine.answers = [hello, hello]
+    result = nv("chat", "--system", "be brief", input="one\ntwo\n")
+    assert (result.exit_code, result.stdout) == (0, "HI\nHI\n")
+    assert engine.num_added == 2
+    assert engine.running == []
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat(nv, engine):
+    engine.answers = [[39, 40, 41, 256], [41, 256]]
+    engine.interrupt_at_step = 2
+    result = nv("chat", input="one\ntwo\n")
+    assert (result.exit_code, result.stdout) == (0, "H\nJ\n")
+    assert "stopped" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["generate", ""], "the prompt is empty"),
+        (["generate", "a", "--top-p", "7"], "top_p is 7"),
+        (["generate", "a", "--dtype", "int3"], "dtype is 'int3'"),
+        (["chat", "--max-tokens", "0"], "max_tokens is 0"),
+    ],
+)
+def test_errors_are_one_sentence_and_exit_with_1(nv, args, sentence):
+    result = nv(*args)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    *_, last = result.stderr.strip().splitlines()
+    assert last.startswith(f"nv: {sentence}")
+
+
+def test_a_missing_model_is_one_sentence(tmp_path):
+    result = CliRunner().invoke(app, ["generate", "a", "--model", str(tmp_path / "none")])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("nv: ")
+    assert str(tmp_path / "none") in result.stderr
+
+
+def test_version_and_the_two_ways_to_start():
+    run = [sys.executable, "-m", "nv_api", "--version"]
+    shown = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert shown == f"nv {version('nv-api')}\n"
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert project["project"]["scripts"] == {"nv": f"{main.__module__}:{main.__name__}"}
+
+
+def test_help_names_the_commands():
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert "generate" in result.stdout
+    assert "chat" in result.stdout

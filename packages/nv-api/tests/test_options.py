@@ -1,0 +1,112 @@
+import dataclasses
+import warnings
+
+import pytest
+from nv_api.options import ALIASES, NO_DIFFERENCE, TOKENIZER, UNBUILT, parse
+from nv_engine import EngineConfig
+
+DEFAULTS = {
+    "max_num_batched_tokens": 16384,
+    "max_num_seqs": 512,
+    "max_model_len": 4096,
+    "gpu_memory_utilization": 0.9,
+    "tensor_parallel_size": 1,
+    "enforce_eager": False,
+    "kvcache_block_size": 256,
+    "num_kvcache_blocks": -1,
+    "max_in_flight": 1,
+    "deterministic": False,
+    "tokenizer": None,
+    "tokenizer_mode": "auto",
+    "skip_tokenizer_init": False,
+    "dtype": "auto",
+    "quantization": None,
+    "kv_cache_dtype": "auto",
+    "revision": None,
+    "trust_remote_code": False,
+    "seed": 0,
+    "swap_space": 4,
+    "enable_prefix_caching": True,
+    "attention_backend": "auto",
+    "device": "auto",
+    "load_format": "auto",
+    "distributed_executor_backend": None,
+}
+"""The contract's table."""
+
+
+def test_every_option_of_the_contract_is_known_with_its_default():
+    assert parse("m", DEFAULTS) == parse("m", {})
+    known = {field.name for field in dataclasses.fields(EngineConfig)} | set(TOKENIZER)
+    assert set(DEFAULTS) <= known
+
+
+def test_options_reach_the_engine_and_the_tokenizer():
+    asked = parse("m", {"max_model_len": None, "seed": 7, "tokenizer": "t", "dtype": "float32"})
+    assert asked.engine == EngineConfig(model="m", max_model_len=None, seed=7, dtype="float32")
+    assert asked.tokenizer == "t"
+
+
+def test_aliases_and_only_one_of_two_names():
+    asked = parse("m", {"block_size": 16, "num_gpu_blocks_override": 9})
+    assert (asked.engine.kvcache_block_size, asked.engine.num_kvcache_blocks) == (16, 9)
+    with pytest.raises(TypeError, match="kvcache_block_size and block_size are one option"):
+        parse("m", {"kvcache_block_size": 16, "block_size": 16})
+
+
+def test_none_is_the_default():
+    assert parse("m", {"block_size": None, "seed": None, "max_num_seqs": None}) == parse("m", {})
+
+
+def test_what_makes_no_difference_is_accepted_with_one_warning():
+    options = {"disable_log_stats": True, "max_seq_len_to_capture": 8192, "cpu_offload_gb": 0}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        asked = parse("m", options)
+    (warning,) = seen
+    assert str(warning.message) == (
+        "accepted without effect: cpu_offload_gb, disable_log_stats, max_seq_len_to_capture"
+    )
+    assert asked == parse("m", {})
+
+
+def test_remote_code_is_never_run_and_says_so():
+    with pytest.warns(UserWarning, match="never run"):
+        parse("m", {"trust_remote_code": True})
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("gpu_memory_utilisation", "gpu_memory_utilization"),
+        ("max_seqs", "max_num_seqs"),
+        ("tensor_parallel", "tensor_parallel_size"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_known_one(name, nearest):
+    with pytest.raises(TypeError, match=f"no option '{name}': did you mean '{nearest}'"):
+        parse("m", {name: 1})
+
+
+def test_an_unknown_option_near_to_none():
+    with pytest.raises(TypeError, match="no option 'zzzzzz': there are attention_backend"):
+        parse("m", {"zzzzzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("quantization", "fp8"), ("enable_lora", True), ("speculative_config", {"model": "x"})],
+)
+def test_what_is_not_built_yet_says_so(name, value):
+    with pytest.raises(NotImplementedError, match=f"{name}=.* is not built yet: leave {name}"):
+        parse("m", {name: value})
+
+
+def test_values_are_checked():
+    with pytest.raises(ValueError, match="kvcache_block_size is 17"):
+        parse("m", {"block_size": 17})
+
+
+def test_every_name_has_one_meaning():
+    groups = [set(DEFAULTS), set(ALIASES), set(NO_DIFFERENCE), set(UNBUILT)]
+    assert len(set.union(*groups)) == sum(map(len, groups))

@@ -1,0 +1,34 @@
+import copy
+import json
+import pickle
+
+from nv_api import CompletionOutput, RequestOutput
+
+
+def output():
+    completions = [
+        CompletionOutput(0, "a", [1], finish_reason="stop"),
+        CompletionOutput(1, "b", [2]),
+    ]
+    return RequestOutput(
+        request_id=3, prompt="p", prompt_token_ids=[9], outputs=completions, finished=False
+    )
+
+
+def test_it_is_a_dict_of_the_first_completion():
+    assert output() == {"text": "a", "token_ids": [1]}
+    assert json.loads(json.dumps(output())) == {"text": "a", "token_ids": [1]}
+
+
+def test_copies_keep_the_attributes():
+    for twin in (pickle.loads(pickle.dumps(output())), copy.deepcopy(output())):
+        assert twin == output()
+        assert (twin.request_id, twin.prompt, twin.outputs) == (3, "p", output().outputs)
+
+
+def test_a_completion_knows_whether_it_has_ended():
+    assert [completion.finished() for completion in output().outputs] == [True, False]
+
+
+def test_its_repr_shows_the_request():
+    assert repr(output()).startswith("RequestOutput(request_id=3, prompt='p', outputs=[Comp")

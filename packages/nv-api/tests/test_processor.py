@@ -1,0 +1,148 @@
+"""What a server needs of the processor: deltas as they come, snapshots in between."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nv_api.completion import Completion
+from nv_api.processor import Processor
+from nv_api.prompts import TokenPrompt
+from nv_api.session import Session
+from nv_api.tokenizer import Tokenizer
+from nv_engine import SamplingParams
+
+EOS = 256
+
+
+@pytest.fixture
+def tokenizer(byte_level):
+    return Tokenizer(byte_level)
+
+
+def prompt_of(tokenizer, text):
+    (ids,) = tokenizer.encode([text])
+    return TokenPrompt(text, ids)
+
+
+def deltas(engine, processor, request):
+    """Every delta of a request's first completion."""
+    given = []
+    while not request.finished:
+        processor.process(engine.step().updates)
+        given.append(request.completions[0].delta())
+    return given
+
+
+@pytest.mark.parametrize("burst", [1, 2, 7])
+def test_deltas_joined_are_the_output(engine, tokenizer, burst):
+    engine.burst = burst
+    processor = Processor(engine, tokenizer)
+    prompt = prompt_of(tokenizer, "héllo, 日本 🎉")
+    request = processor.add(prompt, SamplingParams(max_tokens=100))
+    given = deltas(engine, processor, request)
+    assert "".join(delta.text for delta in given) == request.output()["text"] == prompt.text
+    assert [token for delta in given for token in delta.token_ids] == [*prompt.token_ids, EOS]
+    assert not any("\ufffd" in delta.text for delta in given)
+    assert not processor.has_unfinished
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_no_part_of_a_stop_string_is_in_a_delta(engine, tokenizer, include):  # N35
+    processor = Processor(engine, tokenizer)
+    params = SamplingParams(stop=["OPS"], include_stop_str_in_output=include, max_tokens=100)
+    request = processor.add(prompt_of(tokenizer, "an OOPS here"), params)
+    given = [delta.text for delta in deltas(engine, processor, request)]
+    assert "".join(given) == request.output()["text"] == ("an OOPS" if include else "an O")
+    assert not any("P" in text for text in given[:-1])
+
+
+@given(
+    letters=st.text("abc", min_size=1, max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=2),
+    cuts=st.sets(st.integers(1, 11)),
+    include=st.booleans(),
+    min_tokens=st.integers(0, 4),
+)
+def test_streamed_or_not_however_the_steps_are_cut(
+    byte_level, letters, stops, cuts, include, min_tokens
+):
+    tokenizer = Tokenizer(byte_level)
+    params = SamplingParams(
+        stop=stops, include_stop_str_in_output=include, min_tokens=min_tokens, max_tokens=99
+    )
+    ids = prompt_of(tokenizer, letters).token_ids
+
+    def run(edges):
+        completion = Completion(0, params, tokenizer.detokenizer(params, []))
+        shown = ""
+        for begin, end in pairwise(edges):
+            reason = "length" if end == len(ids) else None
+            ended = completion.extend(ids[begin:end], reason)
+            shown += completion.delta().text
+            if ended:
+                break
+        assert shown == completion.text
+        return completion.output()
+
+    edges = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
+    assert run(edges) == run(range(len(ids) + 1)) == run([0, len(ids)])
+
+
+def test_snapshots_grow(engine, tokenizer):
+    processor = Processor(engine, tokenizer)
+    request = processor.add(prompt_of(tokenizer, "abc"), SamplingParams(n=2))
+    seen = []
+    while processor.has_unfinished:
+        processor.process(engine.step().updates)
+        output = request.output()
+        seen.append((output["text"], output.outputs[1].text, output.finished))
+    assert seen == [
+        ("a", "b", False),
+        ("ab", "bc", False),
+        ("abc", "bc", False),
+        ("abc", "bc", True),
+    ]
+
+
+def test_an_aborted_request_ends_with_what_it_has(engine, tokenizer):
+    processor = Processor(engine, tokenizer)
+    request = processor.add(prompt_of(tokenizer, "abc"), SamplingParams(stop=["bcd"]))
+    processor.process(engine.step().updates)
+    processor.process(engine.step().updates)
+    assert request.completions[0].delta().text == "a"
+    processor.abort(request.request_id)
+    assert request.completions[0].delta().text == "b"
+    completion = request.output().outputs[0]
+    assert (completion.text, completion.finish_reason) == ("ab", "abort")
+    assert engine.running == []
+
+
+def test_an_error_ends_one_request_and_keeps_its_reason(engine, tokenizer):
+    processor = Processor(engine, tokenizer)
+    bad, good = (processor.add(prompt_of(tokenizer, text), SamplingParams()) for text in "ab")
+    updates = engine.step().updates
+    updates[0].token_ids, updates[0].finish_reason = [], "error"
+    updates[0].stop_reason = "out of memory"
+    processor.process(updates)
+    completion = bad.output().outputs[0]
+    assert (completion.text, completion.finish_reason) == ("", "error")
+    assert completion.stop_reason == "out of memory"
+    assert not good.finished
+
+
+def test_closing_a_stream_aborts_it(engine, tokenizer):
+    session = Session(engine, tokenizer)
+    stream = session.stream(prompt_of(tokenizer, "abc"), SamplingParams())
+    assert next(stream) == "a"
+    stream.close()
+    assert session.finished
+    assert engine.running == []
+
+
+def test_a_stream_keeps_what_others_finish(engine, tokenizer):
+    session = Session(engine, tokenizer)
+    other = session.add(prompt_of(tokenizer, "x"), SamplingParams())
+    assert "".join(session.stream(prompt_of(tokenizer, "abc"), SamplingParams())) == "abc"
+    (pair,), _ = session.step()
+    assert pair[0] == other.request_id

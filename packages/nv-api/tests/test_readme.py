@@ -1,0 +1,19 @@
+import re
+from pathlib import Path
+
+import nv_api.llm
+
+
+def test_the_readme_block_runs(checkpoint, monkeypatch, capsys):
+    resolve = nv_api.llm.resolve
+
+    def tiny(model, revision=None):
+        return resolve(checkpoint if model == "demo" else model, revision)
+
+    monkeypatch.setattr(nv_api.llm, "resolve", tiny)
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+    lines = capsys.readouterr().out
+    assert "Once upon a time ->" in lines
+    assert re.search("^3 ", lines, re.MULTILINE)

@@ -1,0 +1,70 @@
+"""The public surface, frozen: a change here is a change of the contract."""
+
+import inspect
+import subprocess
+import sys
+
+import nv_api
+import pytest
+
+NAMES = ["CompletionOutput", "LLM", "Logprob", "PoolingParams", "RequestOutput", "SamplingParams"]
+METHODS = {
+    "abort_request": "request_id",
+    "add_request": "prompt, sampling_params=None",
+    "chat": (
+        "messages, sampling_params=None, use_tqdm=True, lora_request=None, chat_template=None, "
+        "add_generation_prompt=True, continue_final_message=False, tools=None, "
+        "chat_template_kwargs=None"
+    ),
+    "classify": "prompts, use_tqdm=True, pooling_params=None, lora_request=None",
+    "close": "",
+    "embed": "prompts, use_tqdm=True, pooling_params=None, lora_request=None",
+    "encode": ("prompts, pooling_params=None, use_tqdm=True, lora_request=None, pooling_task=None"),
+    "generate": "prompts, sampling_params=None, use_tqdm=True, lora_request=None",
+    "get_default_sampling_params": "",
+    "get_metrics": "",
+    "get_tokenizer": "",
+    "is_finished": "",
+    "reset_prefix_cache": "",
+    "score": "data_1, data_2, use_tqdm=True, pooling_params=None, lora_request=None",
+    "step": "",
+}
+RESULTS = {
+    "CompletionOutput": (
+        "index, text, token_ids, cumulative_logprob=None, logprobs=None, finish_reason=None, "
+        "stop_reason=None"
+    ),
+    "Logprob": "logprob, rank=None, decoded_token=None",
+}
+
+
+def parameters(function):
+    """A signature without its annotations."""
+    given = [p for p in inspect.signature(function).parameters.values() if p.name != "self"]
+    return ", ".join(str(p.replace(annotation=p.empty)) for p in given)
+
+
+def test_names():
+    assert sorted(nv_api.__all__) == sorted(NAMES) == dir(nv_api)
+    for name in NAMES:
+        assert getattr(nv_api, name).__name__ == name
+    with pytest.raises(AttributeError, match="Engine"):
+        _ = nv_api.Engine
+
+
+def test_methods():
+    functions = dict(inspect.getmembers(nv_api.LLM, inspect.isfunction))
+    public = {name: parameters(f) for name, f in functions.items() if name[0] != "_"}
+    assert public == METHODS
+    assert parameters(nv_api.LLM.__init__) == "model, **options"
+
+
+def test_results():
+    assert {name: parameters(getattr(nv_api, name)) for name in RESULTS} == RESULTS
+
+
+def test_importing_nv_api_imports_nothing_heavy():
+    heavy = "{'torch', 'transformers', 'nv_engine', 'tqdm', 'typer'}"
+    code = f"import sys, nv_api, nv_api.cli; print({heavy} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "{'typer'}"
