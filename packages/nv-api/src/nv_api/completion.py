@@ -48,7 +48,7 @@ class Completion:
         self._stops = StopStrings(stops, include=self._include_stop) if stops else None
         self._pieces: list[str] = []
         self._num_read = 0  # tokens whose text is in the pieces
-        self._num_readable = 0  # tokens that have a text: all but a stop token at the end
+        self._num_hidden = 0  # tokens at the end that have no text: 1 for a stop token
         self._given = (0, 0)  # pieces and tokens that earlier deltas held
 
     @property
@@ -59,7 +59,7 @@ class Completion:
     @property
     def text(self) -> str:
         """The text so far, without what may yet become a character or a stop string."""
-        self._read(self._num_readable)
+        self._read_all()
         return "".join(self._pieces)
 
     def extend(
@@ -78,10 +78,9 @@ class Completion:
         Returns:
             True if the completion ended.
         """
-        assert not self.finished
         self.token_ids.extend(token_ids)
-        ends_in_stop_token = finish_reason == "stop" and not self._include_stop
-        self._num_readable = len(self.token_ids) - ends_in_stop_token
+        if finish_reason == "stop" and not self._include_stop:
+            self._num_hidden = 1
         if self._stops is not None and self._find_stop():
             return True
         if finish_reason is None:
@@ -91,7 +90,7 @@ class Completion:
 
     def finish(self, finish_reason: str, stop_reason: int | str | None = None) -> None:
         """End here: what was held back is text after all."""
-        self._read(self._num_readable)
+        self._read_all()
         if self._detokenizer is not None:
             self._show(self._detokenizer.flush())
         if self._stops is not None:
@@ -100,7 +99,7 @@ class Completion:
 
     def delta(self) -> Delta:
         """What is new since the last call."""
-        self._read(self._num_readable)
+        self._read_all()
         num_pieces, num_tokens = self._given
         self._given = len(self._pieces), len(self.token_ids)
         return Delta("".join(self._pieces[num_pieces:]), self.token_ids[num_tokens:])
@@ -117,14 +116,19 @@ class Completion:
 
     def _find_stop(self) -> bool:
         """Read token by token; True if a stop string ended the completion."""
-        for position in range(self._num_read + 1, self._num_readable + 1):
+        num_readable = len(self.token_ids) - self._num_hidden
+        for position in range(self._num_read + 1, num_readable + 1):
             stop = self._read(position)
             if stop is not None:
                 del self.token_ids[position:]
-                self._num_readable = position
+                self._num_hidden = 0
                 self.finish_reason, self.stop_reason = "stop", stop
                 return True
         return False
+
+    def _read_all(self) -> None:
+        """Make the text of every token that has one."""
+        self._read(len(self.token_ids) - self._num_hidden)
 
     def _read(self, position: int) -> str | None:
         """Make the text of the tokens before `position`; return the stop string it completes."""

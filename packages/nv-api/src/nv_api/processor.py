@@ -41,18 +41,17 @@ class Request:
     def update(self, update: "SequenceUpdate") -> Completion | None:
         """Give an update to its completion; return that if the update ended it."""
         completion = self.completions[update.index]
-        if completion.finished:
+        if completion.finish_reason is not None:
             return None
-        now = time.monotonic()
-        if update.token_ids and self._first_token_time is None:
-            self._first_token_time = now
+        if self._first_token_time is None and update.token_ids:
+            self._first_token_time = time.monotonic()
             self.num_cached_tokens = update.num_cached_tokens
         if not completion.extend(update.token_ids, update.finish_reason, update.stop_reason):
             return None
         if update.finish_reason is None:
             self.cut_short = True
         if self.finished:
-            self._finished_time = now
+            self._finished_time = time.monotonic()
         return completion
 
     def output(self) -> RequestOutput:
