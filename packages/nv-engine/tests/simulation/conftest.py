@@ -35,13 +35,18 @@ def draw(cells, seed, min_length, stops):
     return token
 
 
+def draw_seed(params, seed):
+    """A greedy draw depends on no key."""
+    return 0 if params.greedy else seed
+
+
 def stop_ids(params):
     return {*EOS, *(params.stop_token_ids or ())}
 
 
 def truth(prompt, params, seed, limit):
     """What one sequence gives when it has a device of its own: (tokens, finish, stop reason)."""
-    cells, cell, tokens = [], 0, []
+    cells, cell, tokens, seed = [], 0, [], draw_seed(params, seed)
     for token in prompt:
         cell = next_cell(cell, token)
         cells.append(cell)
@@ -63,7 +68,7 @@ class Row:
 
     def __init__(self, admission):
         self.tokens = admission.token_ids
-        self.seed = admission.seed
+        self.seed = draw_seed(admission.params, admission.seed)
         self.min_length = admission.prompt_len + admission.params.min_tokens
         self.stops = stop_ids(admission.params)
         self.table = []
@@ -77,9 +82,7 @@ class FakePending:
         self.blocks, self.slots = blocks, slots
 
     def result(self):
-        assert self.executor.unread.popleft() is self, "results are read in order"
-        self.executor.reading.subtract(self.blocks)
-        self.executor.num_read = self.number
+        self.executor.read(self)
         return self._result
 
 
@@ -118,6 +121,12 @@ class FakeExecutor:
         pending = FakePending(self, self.num_batches, StepResult(steps), blocks, slots)
         self.unread.append(pending)
         return pending
+
+    def read(self, pending):
+        """The host waits for a step."""
+        assert self.unread.popleft() is pending, "results are read in order"
+        self.reading.subtract(pending.blocks)
+        self.num_read = pending.number
 
     def forget(self):
         """What the engine does to the steps that are out when it recovers."""
@@ -245,6 +254,10 @@ class Simulation:
         self.outputs.append(output)
         self.take(output.updates)
         return output
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
 
     def run(self, max_steps=100_000):
         for _ in range(max_steps):

@@ -33,7 +33,7 @@ def random_load(rng, size):
     for _ in range(REQUESTS_A_TRIAL):
         step += rng.choice((0, 0, 0, 1, rng.randint(0, 12)))
         prefix = rng.choice(prefixes) if rng.random() < 0.6 else []
-        prompt = prefix[: rng.choice((None, rng.randint(0, len(prefix)))) ] + [
+        prompt = prefix[: rng.choice((None, rng.randint(0, len(prefix))))] + [
             rng.randrange(29) for _ in range(rng.randint(1, size))
         ]
         abort = step + rng.randint(0, 15) if rng.random() < 0.1 else None
@@ -91,3 +91,39 @@ def test_random_loads_equal_the_truth(simulation, depth, burst, size):
     assert num_preemptions > num_requests / 250
     assert num_hits > num_requests
     assert num_copies > 0 or size == 16  # a block of 16 is found whole or not at all
+
+
+@st.composite
+def small_requests(draw):
+    """A few requests over a vocabulary of two letters, so that prefixes meet."""
+    prompt = st.lists(st.integers(3, 4), min_size=1, max_size=35)
+    params = st.builds(
+        SamplingParams, max_tokens=st.integers(1, 30), ignore_eos=st.booleans(), seed=st.just(1)
+    )
+    return draw(st.lists(st.tuples(prompt, params, st.integers(0, 5)), min_size=1, max_size=5))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    requests=small_requests(),
+    num_blocks=st.integers(3, 7),
+    max_num_seqs=st.integers(1, 4),
+    budget=st.integers(1, 40),
+    depth=st.integers(0, 3),
+    burst=st.integers(1, 5),
+)
+def test_small_loads_equal_the_truth(
+    simulation, requests, num_blocks, max_num_seqs, budget, depth, burst
+):
+    """What the large loads find, hypothesis shrinks."""
+    sim = simulation(
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_in_flight=depth,
+        max_burst=burst,
+    )
+    for prompt, params, num_steps in requests:
+        sim.add(prompt, params)
+        sim.steps(num_steps)
+    sim.run()

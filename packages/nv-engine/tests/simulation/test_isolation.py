@@ -1,0 +1,172 @@
+"""What one request does wrong, or an interrupt, costs the others nothing."""
+
+import pytest
+from nv_engine.engine import Engine
+from nv_engine.params import SamplingParams
+from nv_engine.scheduling.policy import longest_first
+
+
+class Break:
+    """Raises at the k-th call of a method of an object, once or from then on."""
+
+    def __init__(self, owner, name, at, error, *, forever=False):
+        self.call, self.at, self.error, self.forever = getattr(owner, name), at, error, forever
+        self.count = 0
+        setattr(owner, name, self)
+
+    def __call__(self, *args, **kwargs):
+        self.count += 1
+        if self.count == self.at or (self.forever and self.count > self.at):
+            raise self.error
+        return self.call(*args, **kwargs)
+
+
+def params(num_tokens=20):
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+
+
+def prompt_of(length, first=2):
+    return [(first + 7 * position) % 29 for position in range(length)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([5, 29], r"token id 29: the vocabulary is 0 \.\. 28"),
+        ([5, -1], "token id -1"),
+        ([5, 1.5], "integer token ids"),
+        ("text", "integer token ids"),
+    ],
+)
+def test_n06_n13_bad_prompts_are_refused(simulation, prompt, message):
+    sim = simulation()
+    with pytest.raises(ValueError, match=message):
+        sim.engine.add(prompt, params())
+    assert not sim.engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    "more", [{"logit_bias": {29: 1.0}}, {"allowed_token_ids": [3, 29]}, {"stop_token_ids": [29]}]
+)
+def test_n13_ids_outside_the_vocabulary_in_the_parameters(simulation, more):
+    sim = simulation()
+    with pytest.raises(ValueError, match=f"{next(iter(more))} has token id 29"):
+        sim.engine.add([5], SamplingParams(**more))
+    assert not sim.engine.has_unfinished
+
+
+def test_n07_a_refused_request_leaves_nothing_behind(simulation):
+    sim = simulation()
+    with pytest.raises(ValueError, match="empty"):
+        sim.engine.add([], params())
+    sim.check_idle()
+    sim.add(prompt_of(3), params())
+    sim.run()
+    assert list(sim.finished) == [(0, 0)]
+
+
+def test_an_id_in_use_is_refused_and_a_free_one_taken(simulation):
+    sim = simulation()
+    assert sim.engine.add([5], params(1), request_id=40) == 40
+    with pytest.raises(ValueError, match="request_id is 40"):
+        sim.engine.add([5], params(1), request_id=40)
+    assert sim.engine.add([5], params(1)) == 41
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+@pytest.mark.parametrize(
+    "where", ["submit", "read", "schedule", "commit", "_decode", "place", "publish"]
+)
+@pytest.mark.parametrize("at", [1, 2, 5])
+def test_n08_n11_an_interrupt_loses_no_request(simulation, depth, where, at):
+    sim = simulation(max_in_flight=depth, num_blocks=9)
+    engine = sim.engine
+    owners = {
+        "submit": sim.executor,
+        "read": sim.executor,
+        "schedule": engine._scheduler,
+        "commit": engine._scheduler,
+        "_decode": engine._scheduler,
+        "place": engine._scheduler._placement,
+        "publish": engine._scheduler.blocks,
+    }
+    mine = [sim.add(prompt_of(20, first), params()) for first in range(2)]
+    queued = [sim.add(prompt_of(30, first), params()) for first in range(2, 6)]
+    Break(owners[where], where, at, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        sim.steps(100)
+    sim.executor.forget()
+    for request_id in mine:
+        sim.abort(request_id)
+    assert engine.metrics.num_free_blocks == 9
+    later = sim.add(prompt_of(20), params())
+    sim.run()
+    for request_id in (*queued, later):
+        assert sim.finished[request_id, 0] == ("length", None)
+    assert {sim.finished[request_id, 0][0] for request_id in mine} == {"abort"}
+
+
+@pytest.mark.parametrize("where", ["submit", "read"])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_a_failed_step_ends_its_requests_with_the_reason(simulation, depth, where):
+    sim = simulation(max_in_flight=depth, max_num_seqs=2)
+    for first in range(6):
+        sim.add(prompt_of(20, first), params())
+    Break(sim.executor, where, 4, RuntimeError("device on fire"))
+    sim.steps(4 + (depth if where == "read" else 0))
+    failed = {key: value for key, value in sim.finished.items() if value[0] == "error"}
+    assert failed == dict.fromkeys([(0, 0), (1, 0)], ("error", "RuntimeError: device on fire"))
+    sim.executor.forget()
+    sim.run()
+    assert [sim.finished[each, 0][0] for each in range(2, 6)] == ["length"] * 4
+
+
+def test_a_device_that_stays_broken_ends_every_request(simulation):
+    sim = simulation(max_num_seqs=2)
+    for first in range(6):
+        sim.add(prompt_of(20, first), params())
+    Break(sim.executor, "submit", 3, RuntimeError("device lost"), forever=True)
+    sim.steps(20)
+    assert set(sim.finished.values()) == {("error", "RuntimeError: device lost")}
+    assert not sim.engine.has_unfinished
+    sim.check_idle()
+
+
+def test_any_other_error_is_raised_and_the_engine_usable(simulation):
+    sim = simulation()
+    sim.add(prompt_of(20), params())
+    Break(sim.executor, "submit", 3, AssertionError("a fault of ours"))
+    with pytest.raises(AssertionError, match="a fault of ours"):
+        sim.steps(3)
+    sim.executor.forget()
+    sim.run()
+    assert sim.finished[0, 0] == ("length", None)
+
+
+def test_reset_prefix_cache_while_running(simulation):
+    sim = simulation(max_in_flight=1)
+    for first in range(4):
+        sim.add(prompt_of(40, first), params())
+    sim.steps(5)
+    sim.engine.reset_prefix_cache()
+    sim.add(prompt_of(40, 0), params())
+    sim.run()
+    assert sim.engine.metrics.cache_hit_tokens == 0
+
+
+def test_a_closed_engine_takes_no_requests(simulation):
+    sim = simulation()
+    sim.engine.close()
+    sim.engine.close()
+    with pytest.raises(ValueError, match="closed"):
+        sim.engine.add([5], params())
+
+
+def test_the_policy_orders_admission(simulation):
+    sim = simulation(max_num_seqs=1)
+    sim.engine = Engine(sim.engine.config, sim.executor, policy=longest_first)
+    for num_tokens in (3, 9, 6):
+        sim.add(prompt_of(5), params(num_tokens))
+    sim.run()
+    assert [request_id for request_id, _ in sim.finished] == [1, 2, 0]

@@ -1,0 +1,61 @@
+"""The draw keys, and where a sequence ends."""
+
+import pytest
+from nv_engine.params import SamplingParams
+from nv_engine.scheduling.policy import first_come_first_served, longest_first
+from nv_engine.scheduling.sequence import Sequence, draw_key, mix64
+
+
+def sequence(prompt_len=3, *, limit=100, eos=(0, 1), **params):
+    made = Sequence(
+        7, 0, list(range(10, 10 + prompt_len)), SamplingParams(**params), seed=5, eos_token_ids=eos
+    )
+    made.limit = limit
+    return made
+
+
+def test_mix64_is_splitmix64():
+    # The published first outputs of splitmix64 for states 0 and 1234567.
+    assert mix64(0) == 0xE220A8397B1DCDAF
+    assert mix64(1234567) == 6457827717110365317
+
+
+def test_draw_keys_differ_by_seed_and_stream():
+    keys = [draw_key(seed, index) for seed in (0, 1, -1, 2**63) for index in range(50)]
+    keys += [draw_key(0, number, index) for number in range(50) for index in range(3)]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= key < 2**64 for key in keys)
+
+
+def test_draw_key_takes_seeds_modulo_2_to_the_64():
+    assert draw_key(-1, 0) == draw_key(2**64 - 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "want"),
+    [
+        ({}, (5, 6), ((5, 6), None, None)),
+        ({}, (5, 1, 6), ((5, 1), "stop", None)),
+        ({"ignore_eos": True}, (5, 1, 6), ((5, 1, 6), None, None)),
+        ({"stop_token_ids": [6]}, (5, 6, 1), ((5, 6), "stop", 6)),
+        ({"stop_token_ids": [1]}, (1,), ((1,), "stop", None)),  # also an EOS
+        ({"stop_token_ids": [1], "ignore_eos": True}, (1,), ((1,), "stop", 1)),
+        ({"min_tokens": 2}, (1, 1, 1, 5), ((1, 1, 1), "stop", None)),
+        ({"min_tokens": 3}, (1, 1, 1), ((1, 1, 1), None, None)),
+    ],
+)
+def test_cut_at_stop_tokens(params, tokens, want):
+    assert sequence(**params).cut(tokens) == want
+
+
+def test_cut_at_the_limit_keeps_a_stop_token_as_the_reason():
+    assert sequence(3, limit=5).cut((5, 6, 7)) == ((5, 6), "length", None)
+    assert sequence(3, limit=5).cut((5, 1, 7)) == ((5, 1), "stop", None)
+
+
+def test_policies_order_by_arrival_or_by_length():
+    made = [sequence(limit=limit) for limit in (10, 30, 20, 30)]
+    for number, each in enumerate(made):
+        each.number = number
+    assert sorted(made, key=first_come_first_served) == made
+    assert [each.number for each in sorted(made, key=longest_first)] == [1, 3, 2, 0]
