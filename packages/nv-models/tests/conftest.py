@@ -1,9 +1,11 @@
 """Tiny random checkpoints, written by transformers, and a step through a paged cache."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import nv_kernels as nk
 import pytest
@@ -141,3 +143,35 @@ class PagedRunner:
         context = ForwardContext(positions, slots, attention, plan, self.backend, self.kv)
         hidden = self.model(torch.tensor(list(token_ids)), context)
         return self.model.logits(hidden)
+
+
+@pytest.fixture
+def write_gguf():
+    """The function that writes a tiny checkpoint as a GGUF file."""
+    return load_beside("gguf_writer").write_gguf
+
+
+@pytest.fixture
+def write_header():
+    """A function that writes a GGUF file of an architecture, with metadata and no tensors."""
+    module = load_beside("gguf_writer")
+
+    def write(file: Path, architecture: str, values: dict) -> None:
+        writer = module.GGUFWriter(file, architecture)
+        module.add_values(writer, values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+
+    return write
+
+
+def load_beside(name: str) -> ModuleType:
+    """A module of this folder, which is on no path under importlib mode."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

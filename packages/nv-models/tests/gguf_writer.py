@@ -1,0 +1,134 @@
+"""Writes a tiny checkpoint as a GGUF file, the way llama.cpp's converter does."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
+
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+SPECIAL = ["<|end|>", "<|turn|>"]
+CHAT_TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}<|end|>{% endfor %}"
+
+
+def byte_level_tokenizer(size: int, pre: str) -> dict:
+    """Two special tokens, all bytes, a few merges, padding up to `size`."""
+    merges = ["1 2", "12 3", "123 4", "h i", "Ġ hi"]
+    pieces = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    pieces += [merge.replace(" ", "") for merge in merges]
+    padding = [f"[{index}]" for index in range(size - len(pieces))]
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": pieces + padding,
+        "token_type": [3, 3] + [1] * (len(pieces) - 2) + [5] * len(padding),
+        "merges": merges,
+        "bos_token_id": 1,
+        "eos_token_id": 0,
+        "eot_token_id": 1,
+    }
+
+
+def add_values(writer: GGUFWriter, values: dict) -> None:
+    """Metadata with the types that the converter uses."""
+    for key, value in values.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)
+
+
+def write_gguf(
+    folder: Path,
+    file: Path,
+    kind: GGMLQuantizationType,
+    *,
+    pre: str = "smollm",
+    tokenizer: dict | None = None,
+    metadata: dict | None = None,
+    rope_factors: np.ndarray | None = None,
+) -> dict[str, torch.Tensor]:
+    """Write `folder`'s checkpoint to `file`, matrices as `kind`; returns the quantized values.
+
+    `metadata` overrides keys of the architecture's section; the returned tensors are fp32 under
+    the checkpoint's names.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    architecture = config["model_type"]
+    writer = GGUFWriter(file, architecture)
+    section = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": config["head_dim"],
+        "rope.freq_base": 10000.0,
+        **(metadata or {}),
+    }
+    add_values(writer, {f"{architecture}.{key}": value for key, value in section.items()})
+    values = tokenizer or byte_level_tokenizer(config["vocab_size"], pre)
+    add_values(writer, {f"tokenizer.ggml.{key}": value for key, value in values.items()})
+    writer.add_string("tokenizer.chat_template", CHAT_TEMPLATE)
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    kept = add_tensors(writer, folder, kind, heads if architecture == "llama" else {})
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return kept
+
+
+def add_tensors(
+    writer: GGUFWriter, folder: Path, kind: GGMLQuantizationType, heads: dict[str, int]
+) -> dict[str, torch.Tensor]:
+    """Add every tensor, the projections in `heads` with their rows permuted."""
+    from gguf.quants import dequantize  # noqa: PLC0415
+
+    kept = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        module, _, leaf = name.rpartition(".")
+        array, stored = (
+            tensor.float().numpy(),
+            kind if tensor.ndim == 2 else GGMLQuantizationType.F32,
+        )
+        kept[name] = torch.from_numpy(dequantize(quantize(array, stored), stored).copy())
+        if count := heads.get(module.rpartition(".")[2]):
+            halves = array.reshape(count, 2, -1, *array.shape[1:])
+            array = halves.swapaxes(1, 2).reshape(array.shape)
+        if module in OUTER:
+            target = OUTER[module]
+        else:
+            layer, inner = module.removeprefix("model.layers.").split(".", 1)
+            target = f"blk.{layer}.{NAMES[inner]}"
+        data = np.ascontiguousarray(quantize(np.ascontiguousarray(array), stored))
+        writer.add_tensor(f"{target}.{leaf}", data, raw_dtype=stored)
+    return kept

@@ -1,0 +1,177 @@
+"""GGUF files: exact weights, the same logits, config, and the folder in the cache."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
+from nv_models.rope import frequencies
+from safetensors.torch import save_file
+
+PROMPT = [(37 * i + 11) % 320 for i in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_1])
+def test_equals_the_dequantized_checkpoint(
+    tiny_checkpoint, paged_runner, write_gguf, tmp_path, architecture, kind
+):
+    folder = tiny_checkpoint(architecture, tie_word_embeddings=kind == Kind.Q8_0)
+    kept = write_gguf(folder, tmp_path / "model.gguf", kind)
+    save_file(kept, folder / "model.safetensors")
+    expected = load_model(folder, dtype="float32")
+    model = load_model(tmp_path / "model.gguf", dtype="float32")
+    wanted = dict(expected.named_parameters())
+    assert wanted.keys() == dict(model.named_parameters()).keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, wanted[name]), name
+    logits = paged_runner(model).step(PROMPT)
+    assert torch.equal(logits, paged_runner(expected).step(PROMPT))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_reads_its_shards(tiny_checkpoint, write_gguf, tmp_path, rank):
+    folder = tiny_checkpoint("llama", attention_bias=True)
+    save_file(write_gguf(folder, tmp_path / "model.gguf", Kind.Q8_0), folder / "model.safetensors")
+    parallel = TensorParallel(rank, 2)
+    wanted = dict(load_model(folder, parallel=parallel, dtype="bfloat16").named_parameters())
+    for name, parameter in load_model(
+        tmp_path / "model.gguf", parallel=parallel
+    ).named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert torch.equal(parameter, wanted[name]), name
+
+
+def test_folder_holds_config_tokenizer_and_link(tiny_checkpoint, write_gguf, tmp_path):
+    file = tmp_path / "tiny.gguf"
+    source = tiny_checkpoint("llama")
+    write_gguf(source, file, Kind.F16)
+    folder = resolve(file)
+    assert folder.is_relative_to(tmp_path / "cache" / "nv")
+    assert (folder / "model.gguf").resolve() == file
+    assert {"config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    config, original = ModelConfig.from_path(folder), ModelConfig.from_path(source)
+    assert config.dtype == torch.float16
+    assert config.eos_token_ids == (0, 1)  # end of text, end of turn
+    for name in ("vocab_size", "hidden_size", "head_dim", "num_kv_heads", "rope", "num_layers"):
+        assert getattr(config, name) == getattr(original, name)
+
+    written = (folder / "config.json").stat().st_mtime_ns
+    assert resolve(file) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == written
+    os.utime(file, ns=(1, 1))  # another file of that name
+    assert resolve(file) != folder
+    assert not list(folder.parent.glob(".draft*"))
+
+
+def test_link_to_a_file_that_is_gone(tiny_checkpoint, write_gguf, tmp_path):
+    write_gguf(tiny_checkpoint(), tmp_path / "model.gguf", Kind.F32)
+    folder = resolve(tmp_path / "model.gguf")
+    (tmp_path / "model.gguf").unlink()
+    with pytest.raises(FileNotFoundError, match="which is gone"):
+        load_model(folder)
+
+
+def test_several_files_in_a_folder(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    (folder / "model.safetensors").unlink()
+    (folder / "a.gguf").touch()
+    (folder / "b.gguf").touch()
+    with pytest.raises(ValueError, match=r"several GGUF files \(a.gguf, b.gguf\)"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"rope.scaling.type": "none"}, RopeConfig(1e4)),
+        (
+            {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+            RopeConfig(1e4, "linear", factor=4.0),
+        ),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 64,
+            },
+            RopeConfig(1e4, "yarn", factor=4.0, original_max_position_embeddings=64),
+        ),
+    ],
+)
+def test_rope(tiny_checkpoint, write_gguf, tmp_path, metadata, expected):
+    write_gguf(tiny_checkpoint("llama"), tmp_path / "model.gguf", Kind.F32, metadata=metadata)
+    rope = ModelConfig.from_path(resolve(tmp_path / "model.gguf")).rope
+    for got, wanted in zip(frequencies(rope, 64), frequencies(expected, 64), strict=True):
+        assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted))
+
+
+def test_llama3_rope_is_read_from_its_factors(tiny_checkpoint, write_gguf, tmp_path):
+    expected = RopeConfig(1e4, "llama3", 32.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0)
+    scaled, plain = frequencies(expected, 64)[0], frequencies(RopeConfig(1e4), 64)[0]
+    factors = (plain / scaled).numpy()
+    folder = tiny_checkpoint("llama")
+    write_gguf(folder, tmp_path / "model.gguf", Kind.F32, rope_factors=factors)
+    model = load_model(tmp_path / "model.gguf")
+    torch.testing.assert_close(frequencies(model.config.rope, 64)[0], scaled)
+
+    other = np.linspace(1, 5, 32, dtype=np.float32)
+    write_gguf(folder, tmp_path / "other.gguf", Kind.F32, rope_factors=other)
+    with pytest.raises(ValueError, match="not Llama 3's"):
+        resolve(tmp_path / "other.gguf")
+
+
+def test_unsupported_architecture(write_header, tmp_path):
+    write_header(tmp_path / "model.gguf", "gemma3", {})
+    with pytest.raises(ValueError, match=r"'gemma3', which is not supported; .* llama, qwen3"):
+        resolve(tmp_path / "model.gguf")
+    assert not list((tmp_path / "cache" / "nv" / "gguf").iterdir())
+
+
+def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path):
+    write_header(tmp_path / "empty.gguf", "llama", {})
+    with pytest.raises(ValueError, match=r"lacks the tensor token_embd.weight"):
+        resolve(tmp_path / "empty.gguf")
+    folder = tiny_checkpoint("llama")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32, metadata={"rope.scaling.type": "linear"})
+    with pytest.raises(ValueError, match=r"lacks the metadata llama.rope.scaling.factor"):
+        resolve(tmp_path / "m.gguf")
+    write_gguf(folder, tmp_path / "r.gguf", Kind.F32, metadata={"rope.dimension_count": 32})
+    with pytest.raises(ValueError, match="rotates 32 of 64"):
+        resolve(tmp_path / "r.gguf")
+
+
+def test_not_gguf_and_cut_off(tiny_checkpoint, write_gguf, tmp_path):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGML and more")
+    with pytest.raises(ValueError, match="is not a little-endian GGUF file"):
+        resolve(file)
+    write_gguf(tiny_checkpoint("llama"), file, Kind.F32)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:2000])
+    with pytest.raises(ValueError, match="corrupt or truncated in its header"):
+        resolve(file)
+    file.write_bytes(whole[:-4])
+    with pytest.raises(ValueError, match=r"is truncated: .* ends at byte"):
+        load_model(file)
+
+
+def test_missing_tensor(tiny_checkpoint, write_gguf, tmp_path):
+    folder = tiny_checkpoint("qwen3", num_hidden_layers=1)
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32, metadata={"block_count": 2})
+    with pytest.raises(ValueError, match=r"model.layers.1.self_attn.q_proj.weight .* is missing"):
+        load_model(tmp_path / "m.gguf")
+
+
+def test_without_the_extra(tiny_checkpoint, write_gguf, tmp_path, monkeypatch):
+    write_gguf(tiny_checkpoint(), tmp_path / "model.gguf", Kind.F32)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'nv-models\[gguf\]'"):
+        resolve(tmp_path / "model.gguf")
