@@ -9,15 +9,7 @@ from nv_cache import (
 )
 
 
-def serve(blocks: BlockManager, tokens: list[int]):
-    table = blocks.match(tokens)
-    blocks.copied(table)
-    assert blocks.extend(table, len(tokens) - table.num_tokens)
-    blocks.publish(table, tokens, len(tokens))
-    return table
-
-
-def test_a_router_can_follow_what_is_stored() -> None:
+def test_a_router_can_follow_what_is_stored(serve) -> None:
     log = EventLog()
     blocks = BlockManager(2, 32, events=log)
     tokens = list(range(64))
@@ -56,7 +48,7 @@ def test_copies_are_stored_once_and_removed_with_the_last() -> None:
     assert [type(event) for event in log.drain()] == [BlockRemoved]
 
 
-def test_a_beginning_of_a_block_is_no_event() -> None:
+def test_a_beginning_of_a_block_is_no_event(serve) -> None:
     log = EventLog()
     blocks = BlockManager(1, 64, events=log)
     blocks.free(serve(blocks, list(range(40))))
@@ -65,7 +57,7 @@ def test_a_beginning_of_a_block_is_no_event() -> None:
     assert log.drain() == []
 
 
-def test_a_full_log_drops_the_oldest_and_says_so() -> None:
+def test_a_full_log_drops_the_oldest_and_says_so(serve) -> None:
     log = EventLog(capacity=2)
     blocks = BlockManager(3, 16, events=log)
     serve(blocks, list(range(48)))

@@ -1,0 +1,18 @@
+from collections.abc import Callable
+
+import pytest
+from nv_cache import BlockManager, BlockTable
+
+
+@pytest.fixture
+def serve() -> Callable[..., BlockTable]:
+    """Match, make room, compute and publish, as an engine does."""
+
+    def run(blocks: BlockManager, tokens: list[int], salt: bytes = b"") -> BlockTable:
+        table = blocks.match(tokens, salt)
+        blocks.copied(table)
+        assert blocks.extend(table, len(tokens) - table.num_tokens)
+        blocks.publish(table, tokens, len(tokens))
+        return table
+
+    return run
