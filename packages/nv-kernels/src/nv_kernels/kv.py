@@ -5,9 +5,11 @@ Owns how a block is laid out. Never decides which block belongs to whom: that is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 Order = Literal["NHD", "HND"]
@@ -74,7 +76,18 @@ class KVLayout:
         if self.order == "HND":
             inner = (self.num_kv_heads, self.block_size)
         shape = (2, self.num_blocks, *inner, self.head_dim)
-        pool = torch.zeros(shape, dtype=self.dtype, device=device)
+        pool = _zeros(shape, self.dtype, torch.device(device))
         if self.order == "HND":
             pool = pool.transpose(2, 3)  # [2, num_blocks, block_size, Hkv, D]
         return KVCache(k=pool[0], v=pool[1])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeroed memory; on a CPU pages that are touched only when they are first used.
+
+    torch.zeros writes a CPU pool of gigabytes at once, which takes seconds.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)
