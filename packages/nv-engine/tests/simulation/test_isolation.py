@@ -7,18 +7,23 @@ from nv_engine.scheduling.policy import longest_first
 
 
 class Break:
-    """Raises at the k-th call of a method of an object, once or from then on."""
+    """Raises at the k-th call of an object's method, before or after its work, once or for good."""
 
-    def __init__(self, owner, name, at, error, *, forever=False):
-        self.call, self.at, self.error, self.forever = getattr(owner, name), at, error, forever
+    def __init__(self, owner, name, at, error, *, late=False, forever=False):
+        self.call, self.at, self.error = getattr(owner, name), at, error
+        self.late, self.forever = late, forever
         self.count = 0
         setattr(owner, name, self)
 
     def __call__(self, *args, **kwargs):
         self.count += 1
-        if self.count == self.at or (self.forever and self.count > self.at):
+        breaks = self.count == self.at or (self.forever and self.count > self.at)
+        if breaks and not self.late:
             raise self.error
-        return self.call(*args, **kwargs)
+        result = self.call(*args, **kwargs)
+        if breaks:
+            raise self.error
+        return result
 
 
 def params(num_tokens=20):
@@ -74,26 +79,37 @@ def test_an_id_in_use_is_refused_and_a_free_one_taken(simulation):
     assert sim.engine.add([5], params(1)) == 41
 
 
+SCHEDULING = ("schedule", "commit", "_decode", "_settle", "_finish", "_make_room")
+PLACEMENT = ("place", "reserve", "release")
+BLOCKS = ("match", "extend", "publish", "copied", "free")
+INTERRUPTS = [
+    (where, late)
+    for where in ("submit", "read", *SCHEDULING, *PLACEMENT, *BLOCKS)
+    for late in (False, True)
+    if (where, late) != ("commit", True)  # what the step brought is on its way to the caller then
+]
+
+
+def owner_of(sim, name):
+    scheduler = sim.engine._scheduler
+    owners = {
+        scheduler: SCHEDULING,
+        scheduler._placement: PLACEMENT,
+        scheduler.blocks: BLOCKS,
+        sim.executor: ("submit", "read"),
+    }
+    return next(owner for owner, names in owners.items() if name in names)
+
+
 @pytest.mark.parametrize("depth", [0, 1, 3])
-@pytest.mark.parametrize(
-    "where", ["submit", "read", "schedule", "commit", "_decode", "place", "publish"]
-)
 @pytest.mark.parametrize("at", [1, 2, 5])
-def test_n08_n11_an_interrupt_loses_no_request(simulation, depth, where, at):
+@pytest.mark.parametrize(("where", "late"), INTERRUPTS)
+def test_n08_n11_an_interrupt_loses_no_request(simulation, depth, where, at, late):
     sim = simulation(max_in_flight=depth, num_blocks=9)
     engine = sim.engine
-    owners = {
-        "submit": sim.executor,
-        "read": sim.executor,
-        "schedule": engine._scheduler,
-        "commit": engine._scheduler,
-        "_decode": engine._scheduler,
-        "place": engine._scheduler._placement,
-        "publish": engine._scheduler.blocks,
-    }
     mine = [sim.add(prompt_of(20, first), params()) for first in range(2)]
     queued = [sim.add(prompt_of(30, first), params()) for first in range(2, 6)]
-    Break(owners[where], where, at, KeyboardInterrupt())
+    Break(owner_of(sim, where), where, at, KeyboardInterrupt(), late=late)
     with pytest.raises(KeyboardInterrupt):
         sim.steps(100)
     sim.executor.forget()
@@ -104,7 +120,8 @@ def test_n08_n11_an_interrupt_loses_no_request(simulation, depth, where, at):
     sim.run()
     for request_id in (*queued, later):
         assert sim.finished[request_id, 0] == ("length", None)
-    assert {sim.finished[request_id, 0][0] for request_id in mine} == {"abort"}
+    # Late in the run, one of them may have ended before the interrupt.
+    assert {sim.finished[request_id, 0][0] for request_id in mine} <= {"abort", "length"}
 
 
 @pytest.mark.parametrize("where", ["submit", "read"])
