@@ -1,9 +1,8 @@
-"""Which tokens a row's draw may give when sums are rounded: the definition in float64 with slack."""
+"""Which tokens a draw may give when sums are rounded: the definition in float64 with slack."""
 
 import math
 
 import torch
-
 from nv_kernels.reference.philox import uniform
 
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
-
 from nv_kernels import reference
 from nv_kernels.triton import activation, norm
 
@@ -14,11 +13,11 @@ SHAPES = ((1, 64), (3, 100), (5, 576)) if INTERPRETING else (
 )  # fmt: skip
 
 
-def close(actual, expected):
-    """Equal up to one unit in the last place of 16-bit results (the interpreter truncates)."""
-    step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}[expected.dtype]
+def close(actual, expected, largest=1.0):
+    """Equal up to one unit in the last place, of the largest addend where sums cancel."""
+    step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}[expected.dtype]
     assert actual.dtype == expected.dtype
-    torch.testing.assert_close(actual, expected, rtol=step, atol=step * 0.05)
+    torch.testing.assert_close(actual, expected, rtol=step, atol=step * largest)
 
 
 def draw(*shape, dtype, seed=0):
@@ -36,13 +35,13 @@ def test_under_the_interpreter():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rms_norm(shape, dtype):
     x, weight = draw(*shape, dtype=dtype), draw(shape[-1], dtype=dtype, seed=1)
-    close(norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    close(norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), largest=0.05)
 
 
 @on_device
 def test_rms_norm_of_heads():
     x, weight = draw(3, 5, 64, dtype=torch.float32), draw(64, dtype=torch.float32, seed=1)
-    close(norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6))
+    close(norm.rms_norm(x, weight, 1e-6), reference.rms_norm(x, weight, 1e-6), largest=0.05)
 
 
 @on_device
@@ -51,19 +50,17 @@ def test_rms_norm_of_heads():
 @pytest.mark.parametrize("parts", [0, 1, 3, 8])
 @pytest.mark.parametrize("has_residual", [True, False])
 def test_add_rms_norm(shape, dtype, parts, has_residual):
-    if parts:
-        x = draw(parts, *shape, dtype=torch.float32)
-    else:
-        x = draw(*shape, dtype=dtype)
+    x = draw(parts, *shape, dtype=torch.float32) if parts else draw(*shape, dtype=dtype)
     residual = draw(*shape, dtype=dtype, seed=2) if has_residual else None
     weight = draw(shape[-1], dtype=dtype, seed=1)
     before = None if residual is None else residual.clone()
     out, total = norm.add_rms_norm(x, residual, weight, 1e-6)
     expected, expected_total = reference.add_rms_norm(x, residual, weight, 1e-6)
-    close(total, expected_total)
+    largest = 4.0 if parts else 0.0  # partial sums whose order of addition may differ
+    close(total, expected_total, largest)
     # From the same total: a last-place difference there must not count twice.
-    close(out, reference.rms_norm(total, weight, 1e-6))
-    close(out.float(), expected.float()) if dtype == torch.float32 else None
+    close(out, reference.rms_norm(total, weight, 1e-6), largest=0.05)
+    assert out.shape == expected.shape
     if before is not None:
         assert torch.equal(residual, before)
 

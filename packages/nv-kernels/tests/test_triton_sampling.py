@@ -5,7 +5,6 @@ import torch
 from ahead_of_time import assert_fits, compile_for
 from draw_truth import acceptable
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
-
 from nv_kernels import SamplingTensors, reference
 from nv_kernels.triton import draw, filtering, greedy, sampling
 
@@ -144,6 +143,7 @@ def test_minus_infinity_is_never_drawn(setting):
 
 
 @on_device
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
 @pytest.mark.parametrize("bad", [-INF, float("nan"), INF])
 def test_rows_with_nothing_to_draw_from_give_token_zero(bad):
     logits = some_logits(4, 300)

@@ -17,12 +17,12 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
-import torch
-
 from nv_kernels import dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     Reduce = Callable[[torch.Tensor], torch.Tensor]
 

@@ -1,11 +1,16 @@
-"""The pieces of a draw: uniform number, tile statistics, inversion. docs/architecture.md, "The draw".
+"""The pieces of a draw: uniform number, tile statistics, inversion.
 
-A row's vocabulary is cut into tiles of TILE tokens, always the same size, so that a row's draw
-does not depend on how many rows there are. Of each tile the maximum and the mass relative to it
-are enough to find the drawn tile; only that tile is read again.
+The definition is docs/architecture.md, "The draw". A row's vocabulary is cut into tiles of TILE
+tokens, always the same size, so that a row's draw does not depend on how many rows there are. Of
+each tile the maximum and the mass relative to it are enough to find the drawn tile; only that
+tile is read again.
 
 Owns device functions and the two kernels of a draw without filters. Never launches them.
 """
+
+# A kernel is written in Triton's own dialect, which neither tool reads.
+# ruff: noqa: ANN001, ANN201, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -35,6 +40,11 @@ def uniform(seed, position, turn):
 
 
 @triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
 def invert(weights, u, SIZE: tl.constexpr):
     """The first index whose cumulative weight exceeds u * total, and where u falls inside it.
 
@@ -42,14 +52,17 @@ def invert(weights, u, SIZE: tl.constexpr):
     """
     at = tl.arange(0, SIZE)
     cumulative = tl.cumsum(weights, 0)
-    total = tl.sum(weights, 0)
+    total = tl.sum(weights, 0)  # NaN if a weight is
     target = u * total
-    some = weights > 0
-    last = tl.max(tl.where(some, at, 0), 0)
-    index = tl.minimum(tl.min(tl.where(some & (cumulative > target), at, SIZE), 0), last)
-    before = tl.sum(tl.where(at < index, weights, 0.0), 0)
-    own = tl.sum(tl.where(at == index, weights, 0.0), 0)
-    remainder = tl.minimum(tl.maximum((target - before) / own, 0.0), 0.99999994)
+    # Where rounding leaves no index beyond the target, the last of any weight.
+    rank = tl.where(weights > 0, 2 * SIZE - at, 3 * SIZE)
+    index = tl.min(tl.where((weights > 0) & (cumulative > target), at, rank), 0)
+    index = tl.where(index < SIZE, index, tl.maximum(2 * SIZE - index, 0))
+    chosen = at == index
+    end, own = tl.reduce(
+        (tl.where(chosen, cumulative, 0.0), tl.where(chosen, weights, 0.0)), 0, _add_pairs
+    )
+    remainder = tl.minimum(tl.maximum((target - (end - own)) / own, 0.0), 0.99999994)
     return index, remainder, total
 
 

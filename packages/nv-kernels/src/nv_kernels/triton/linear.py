@@ -9,7 +9,6 @@ import importlib
 from functools import cache
 from typing import TYPE_CHECKING
 
-import torch
 from torch.nn import functional
 
 from nv_kernels.triton.activation import silu_and_mul
@@ -21,6 +20,8 @@ from nv_kernels.triton.norm import rms_norm
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    import torch
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -23,8 +23,9 @@ TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on i
 TILES = 32  # tiles of a program of the statistics
 CHUNK = 4096  # tokens of a program of the greedy pass
 BINS = 1024
-STEP, AHEAD = 64, 2  # tiles a program of the filters reads at once, and how many such reads
+STEP, AHEAD = 32, 1  # tiles a program of the filters reads at once, and how many such reads
 WARPS = 8  # of a row's program
+REGISTERS = None  # most of a thread of the filters
 
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
@@ -87,5 +88,5 @@ def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) ->
         logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
         sampling.seeds, sampling.positions, tile_max, tile_mass, tile_list, list_mass, bins,
         out, logits.stride(0), vocabulary, num_tiles, most_tiles, TILE, BINS, STEP, AHEAD,
-        num_warps=WARPS, **options,
+        num_warps=WARPS, maxnreg=REGISTERS, **options,
     )  # fmt: skip

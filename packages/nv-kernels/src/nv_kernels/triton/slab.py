@@ -9,6 +9,10 @@ Owns the kernel and its launch. Never decides when it wins: `forms` does. Gluon 
 import this module only where `linear.has_slab` says so.
 """
 
+# A kernel is written in Triton's own dialect, which neither tool reads.
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0915, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -183,8 +187,8 @@ def slab(form: Slab, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = Fal
     grid = (tiles, triton.cdiv(tokens, form.block_m), form.split_k)
     slab_kernel[grid](
         _describe(x, form.block_m), _describe(weight, main), _describe(weight, 8), out, tokens,
-        rows, share // 64, share, form.block_m, gated, form.half, slots(share, form.block_m), form.trigger,
-        num_warps=4, launch_pdl=True,
+        rows, share // 64, share, form.block_m, gated, form.half, slots(share, form.block_m),
+        form.trigger, num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return out
 
