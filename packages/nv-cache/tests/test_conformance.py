@@ -90,7 +90,10 @@ def test_n28_after_reset_nothing_old_is_found_or_published(serve) -> None:
     blocks.copied(child)
     for table in (running, child):
         blocks.publish(table, tokens, 70)
+    assert blocks.num_cached_blocks == 0
     assert blocks.match(tokens).num_cached == 0
+    blocks.free(serve(blocks, tokens[:32]))
+    assert blocks.match(tokens).num_cached == 32  # the new block, without the old one after it
     blocks.free(running)
     blocks.free(child)
     blocks.free(serve(blocks, tokens))

@@ -5,14 +5,8 @@ import random
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
 from nv_cache import BlockManager, BlockTable, Copy
 
 PART = 16
@@ -247,7 +241,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_state_machine_100_000_steps() -> None:
-    run_state_machine_as_test(
+    run_machine(
         Machine,
         settings=settings(
             max_examples=1300,
