@@ -70,18 +70,18 @@ def attention_backend(
         )
     shape = AttentionShape(device, dtype, num_q_heads, num_kv_heads, head_dim, block_size)
     if name == "auto":
-        return _build(*_pick(device, dtype), shape)
+        return _automatic(shape)
     return _build(name, "asked for by name", shape)
 
 
-def _pick(device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    if device.type != "cuda":
-        return "torch", f"auto: the device is {device.type!r}, which the others cannot use"
-    if not _is_built("triton"):
-        return "torch", "auto: this version has no Triton backend"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return "torch", f"auto: the Triton backend is for 16-bit types, not {dtype}"
-    return "triton", "auto: the device is a CUDA card"
+def _automatic(shape: AttentionShape) -> AttentionBackend:
+    if shape.device.type != "cuda":
+        kind = shape.device.type
+        return _build("torch", f"auto: the device is {kind!r}, which the others cannot use", shape)
+    try:
+        return _build("triton", "auto: the device is a CUDA card", shape)
+    except (ValueError, NotImplementedError) as error:  # a shape that it was not written for
+        return _build("torch", f"auto: {error}", shape)
 
 
 def _is_built(name: str) -> bool:
