@@ -45,4 +45,4 @@ def test_a_backend_that_is_not_there_says_so(monkeypatch):
     monkeypatch.setitem(select.BACKENDS, "triton", absent)
     backend = nk.attention_backend("auto", device="cuda", **SHAPE)
     assert backend.name == "torch"
-    assert "no Triton" in backend.reason
+    assert "not built" in backend.reason
