@@ -101,7 +101,7 @@ def test_mixed_rows(dtype):
                                      (1.0, 4, 0.7, 0.1)])  # fmt: skip
 def test_kept_set_is_exact(setting):
     """Over many draws the support equals the kept set of the sorted definition."""
-    count = 48 if INTERPRETING else 4096
+    count = 16 if INTERPRETING else 4096
     row = torch.full((300,), -4.0)
     places = [3, 40, 130, 131, 200, 260, 299]
     row[places] = torch.tensor([2.0, 1.5, 2.0, 1.0, 1.5, 0.5, 1.25])  # ties at every border
@@ -231,7 +231,7 @@ DRAW = {"seeds": "*i64", "positions": "*i64", "tile_max": "*fp32", "tile_mass": 
         "num_tiles": "i32", "out": "*i64"}  # fmt: skip
 KERNELS = [
     (draw.statistics_kernel, {}, {"TILES": sampling.TILES, "TILE": sampling.TILE}, 4),
-    (draw.pick_kernel, {}, {"TILES": 2048, "TILE": sampling.TILE}, sampling.WARPS),
+    (draw.pick_kernel, {}, {"TILES": 2048, "TILE": sampling.TILE}, sampling.PICK_WARPS),
     (filtering.filter_kernel,
      {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "tile_list": "*i32",
       "list_mass": "*fp32", "bins": "*i32"},
@@ -252,9 +252,19 @@ def test_compiles_ahead_of_time(index, capability, dtype):
     kernel, more, constants, warps = KERNELS[index]
     known = LOGITS | DRAW | more | {"logits": dtype}
     types = {name: known[name] for name in kernel.arg_names if name in known}
-    pointers = [name for name, kind in types.items() if kind.startswith("*") or name == "stride"]
+    pointers = [
+        name for name, kind in types.items() if kind.startswith("*") or name in {"stride", "V"}
+    ]
     constants = constants | {"PDL": capability >= 90}
     compiled = compile_for(
-        kernel, types, constants, capability, divisible=pointers, num_warps=warps
+        kernel,
+        types,
+        constants,
+        capability,
+        divisible=pointers,
+        num_warps=warps,
+        maxnreg=sampling.REGISTERS if kernel is filtering.filter_kernel else None,
     )
-    assert_fits(compiled, capability)
+    # Two programs of the filters share a processor: at 64 registers fp32 keys spill a little.
+    wide = kernel is filtering.filter_kernel and dtype == "*fp32"
+    assert_fits(compiled, capability, most_spilled=16 if wide else 0)

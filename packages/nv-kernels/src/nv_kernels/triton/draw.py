@@ -9,7 +9,7 @@ Owns device functions and the two kernels of a draw without filters. Never launc
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
-# ruff: noqa: ANN001, ANN201, PLR0917
+# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ gdc_wait = tl.extra.cuda.gdc_wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-float("inf"))
-LAST = tl.constexpr(2147483647)
+UNITS = tl.constexpr(1099511627776.0)  # 2^40 to the row's largest weight
 
 
 @triton.jit
@@ -33,37 +33,54 @@ def inverse_temperature(temperature):
 
 @triton.jit
 def uniform(seed, position, turn):
-    """Philox4x32-10: key = seed, counter = (turn, position, 0, 0); 24 bits."""
+    """Philox4x32-10: key = seed, counter = (turn, position, 0, 0); 24 bits, as an exact fp64."""
     zero = tl.zeros((1,), tl.int32)
     word, _, _, _ = tl.philox(seed, zero + turn, zero + position.to(tl.int32), zero, zero)
-    return tl.sum((word >> 8).to(tl.float32) * 5.9604644775390625e-08, 0)
+    return tl.sum((word >> 8).to(tl.float64) * 5.9604644775390625e-08, 0)
 
 
 @triton.jit
-def _add_pairs(a, b, c, d):
-    return a + c, b + d
+def fixed_point(weights):
+    """Weights in units of 2^-40: their sums are exact, whatever the order and the warps.
 
-
-@triton.jit
-def invert(weights, u, SIZE: tl.constexpr):
-    """The first index whose cumulative weight exceeds u * total, and where u falls inside it.
-
-    weights [SIZE] >= 0; an index of weight 0 is never given. Returns (index, remainder, total).
+    So the tile of a row without filters is the same beside rows with filters, in another kernel.
     """
-    at = tl.arange(0, SIZE)
+    return (tl.where(weights > 0, weights, 0.0) * UNITS).to(tl.int64)
+
+
+@triton.jit
+def _count_and_largest(count, largest, other_count, other_largest):
+    return count + other_count, tl.maximum(largest, other_largest)
+
+
+@triton.jit
+def locate(weights, target, SIZE: tl.constexpr):
+    """The first index whose cumulative weight exceeds target, and target's distance into it.
+
+    weights [SIZE] int64 >= 0, target below their sum: so the weight at the index is not 0.
+    """
     cumulative = tl.cumsum(weights, 0)
-    total = tl.sum(weights, 0)  # NaN if a weight is
-    target = u * total
-    # Where rounding leaves no index beyond the target, the last of any weight.
-    rank = tl.where(weights > 0, 2 * SIZE - at, 3 * SIZE)
-    index = tl.min(tl.where((weights > 0) & (cumulative > target), at, rank), 0)
-    index = tl.where(index < SIZE, index, tl.maximum(2 * SIZE - index, 0))
-    chosen = at == index
-    end, own = tl.reduce(
-        (tl.where(chosen, cumulative, 0.0), tl.where(chosen, weights, 0.0)), 0, _add_pairs
+    passed = cumulative <= target
+    index, before = tl.reduce(
+        (passed.to(tl.int32), tl.where(passed, cumulative, 0)), 0, _count_and_largest
     )
-    remainder = tl.minimum(tl.maximum((target - (end - own)) / own, 0.0), 0.99999994)
-    return index, remainder, total
+    return tl.minimum(index, SIZE - 1), target - before
+
+
+@triton.jit
+def locate_share(weights, u, SIZE: tl.constexpr):
+    """Locate u times the sum of fp32 weights [SIZE]."""
+    units = fixed_point(weights)
+    target = (u * tl.sum(units, 0).to(tl.float64)).to(tl.int64)
+    return locate(units, target, SIZE)
+
+
+@triton.jit
+def locate_inside(weights, rest, SIZE: tl.constexpr):
+    """Locate a distance inside a tile whose fp32 weights may sum to a little less than it said."""
+    units = fixed_point(weights)
+    index, _ = locate(units, tl.minimum(rest, tl.sum(units, 0) - 1), SIZE)
+    return index
 
 
 @triton.jit
@@ -147,10 +164,10 @@ def pick_kernel(
     line = logits + row * stride
     if heat > 0:
         weights = masses * tl.exp2((maxima - highest) * scale)
-        tile, rest, total = invert(weights, u, TILES)
+        tile, rest = locate_share(weights, u, TILES)
         x = load_tile(line, tile, V, TILE).to(tl.float32)
-        inner, _, _ = invert(tl.exp2((x - highest) * scale), rest, TILE)
-        token = tl.where(total > 0, tile * TILE + inner, 0)
+        inner = locate_inside(tl.exp2((x - highest) * scale), rest, TILE)
+        token = tl.where(tl.sum(weights, 0) > 0, tile * TILE + inner, 0)  # not so of a NaN
     else:
         token = greedy_token(line, maxima, highest, V, TILE, TILES)
     tl.store(out + row, token.to(tl.int64))

@@ -23,8 +23,9 @@ from nv_kernels.triton.draw import (
     NONE,
     greedy_token,
     inverse_temperature,
-    invert,
     load_tile,
+    locate_inside,
+    locate_share,
     uniform,
 )
 
@@ -241,13 +242,13 @@ def filter_kernel(
     while drawing:
         u = uniform(seed, position, turn)
         weights = tl.load(mass_ptr + tiles, mask=tiles < count, other=0.0)
-        place, rest, _ = invert(weights, u, TILES)
+        place, rest = locate_share(weights, u, TILES)
         tile = tl.load(list_ptr + place)
         x = load_tile(line, tile, V, TILE)
         key = order_key(x)
         mass = tl.exp2((x.to(tl.float32) - highest) * scale)
         mass = tl.where((key >= threshold) & (mass >= floor), mass, 0.0)
-        inner, _, _ = invert(mass, rest, TILE)
+        inner = locate_inside(mass, rest, TILE)
         token = tile * TILE + inner
         drawn = tl.max(tl.where(tl.arange(0, TILE) == inner, key, smallest), 0)
         drawing = False

@@ -23,9 +23,9 @@ TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on i
 TILES = 32  # tiles of a program of the statistics
 CHUNK = 4096  # tokens of a program of the greedy pass
 BINS = 1024
-STEP, AHEAD = 32, 1  # tiles a program of the filters reads at once, and how many such reads
-WARPS = 8  # of a row's program
-REGISTERS = None  # most of a thread of the filters
+PICK_WARPS = 4
+STEP, AHEAD = 64, 1  # tiles a program of the filters reads at once, and how many such reads
+WARPS, REGISTERS = 16, 64  # of a program of the filters: two of them fit a processor
 
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
@@ -78,7 +78,7 @@ def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) ->
         pick_kernel[(rows,)](
             logits, sampling.temperature, sampling.seeds, sampling.positions,
             tile_max, tile_mass, out, logits.stride(0), vocabulary, num_tiles,
-            most_tiles, TILE, num_warps=WARPS, **options,
+            most_tiles, TILE, num_warps=PICK_WARPS, **options,
         )  # fmt: skip
         return
     tile_list = torch.empty(rows, most_tiles, dtype=torch.int32, device=logits.device)

@@ -1,0 +1,207 @@
+"""Shared by kernels_step.py and tune_step.py: graph timing, layers, the chain."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+from nv_kernels import KVCache, SamplingTensors, reference
+from nv_kernels.chain import LayerWeights, Stream
+from nv_kernels.triton import chain, norm
+from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.rope_store import qk_norm_rope_store
+from torch.nn import functional
+
+DEVICE = "cuda"
+BF16 = torch.bfloat16
+EPS = 1e-6
+HEAD_DIM = 128
+
+
+def graph_time(work, reps=15, warm=2):
+    """Median microseconds of one replay of `work`, captured as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    for _ in range(warm):
+        graph.replay()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(reps)]
+    torch.cuda.synchronize()
+    for start, end in events:
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(start.elapsed_time(end) for start, end in events) * 1e3
+
+
+def error(actual, expected):
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).norm() / expected.norm()).item()
+
+
+@triton.jit
+def _read_kernel(x, out, BLOCK: tl.constexpr, LOOP: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK * LOOP + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.int32)
+    for step in tl.static_range(LOOP):
+        total += tl.load(x + at + step * BLOCK)
+    tl.store(out + tl.program_id(0), tl.sum(total, 0))
+
+
+def read_ceiling(gib=2):
+    """Bytes a second that a plain read reaches."""
+    x = torch.randint(0, 1 << 30, (gib << 28,), dtype=torch.int32, device=DEVICE)
+    programs = x.numel() // (4096 * 4)
+    out = torch.empty(programs, dtype=torch.int32, device=DEVICE)
+    us = graph_time(lambda: _read_kernel[(programs,)](x, out, 4096, 4, num_warps=8), reps=9)
+    return x.numel() * 4 / us * 1e6
+
+
+@triton.jit
+def _copy_kernel(x, out, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    tl.store(out + at, tl.load(x + at, mask=at < n), mask=at < n)
+
+
+def stand_in(queries):
+    """A copy where attention will be."""
+    out = torch.empty_like(queries)
+    n = queries.numel()
+    options = dependent_launch(queries)
+    _copy_kernel[(triton.cdiv(n, 1024),)](queries, out, n, 1024, num_warps=4, **options)
+    return out.flatten(1)
+
+
+class Model:
+    """Layers of a decoder with random weights, and caches for their keys and values."""
+
+    def __init__(self, hidden, q_heads, kv_heads, features, layers, seed=0):
+        generator = torch.Generator(device=DEVICE).manual_seed(seed)
+
+        def matrix(rows, columns):
+            scale = 0.7 / columns**0.5
+            return (torch.randn(rows, columns, device=DEVICE, generator=generator) * scale).to(BF16)
+
+        def vector(size):
+            return (1 + 0.1 * torch.randn(size, device=DEVICE, generator=generator)).to(BF16)
+
+        self.hidden, self.q_heads, self.kv_heads = hidden, q_heads, kv_heads
+        self.q_norm, self.k_norm = vector(HEAD_DIM), vector(HEAD_DIM)
+        self.layers = [
+            LayerWeights(
+                attention_norm=vector(hidden),
+                qkv=matrix((q_heads + 2 * kv_heads) * HEAD_DIM, hidden),
+                output=matrix(hidden, q_heads * HEAD_DIM),
+                mlp_norm=vector(hidden),
+                gate_up=matrix(2 * features, hidden),
+                down=matrix(hidden, features),
+                eps=EPS,
+            )
+            for _ in range(layers)
+        ]
+        pool = (2, 16, 256, kv_heads, HEAD_DIM)
+        self.caches = [KVCache(*torch.zeros(pool, dtype=BF16, device=DEVICE)) for _ in self.layers]
+        steps = torch.arange(4096, device=DEVICE, dtype=torch.float32)[:, None]
+        angles = steps * 1e6 ** -(torch.arange(64, device=DEVICE, dtype=torch.float32) / 64)
+        self.cos_sin = torch.cat([angles.cos(), angles.sin()], 1).contiguous()
+
+    def inputs(self, tokens):
+        generator = torch.Generator(device=DEVICE).manual_seed(tokens)
+        x = torch.randn(tokens, self.hidden, device=DEVICE, generator=generator).to(BF16)
+        positions = torch.randint(0, 4000, (tokens,), device=DEVICE, generator=generator)
+        slots = torch.randperm(4096, device=DEVICE, generator=generator)[:tokens].contiguous()
+        return x, positions, slots
+
+    def run(self, x, positions, slots, pieces=chain, attend=stand_in):
+        """All layers, attention replaced by a copy of its queries; the last norm's total."""
+        stream = Stream(x)
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            qkv, stream = pieces.attention_input(layer, stream)
+            queries = qk_norm_rope_store(
+                qkv, self.q_norm, self.k_norm, EPS, positions, self.cos_sin, cache, slots,
+                self.q_heads,
+            )  # fmt: skip
+            stream = pieces.attention_output(layer, attend(queries), stream)
+        if stream.pending is None:
+            return stream.hidden
+        weight = self.layers[0].attention_norm
+        return norm.add_rms_norm(stream.pending, stream.hidden, weight, EPS)[1]
+
+    def plain(self, x, positions, slots, dtype=BF16):
+        """The same in plain torch ops, at any precision; caches written in bf16 only."""
+        x = x.to(dtype)
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            to = vars(layer)
+            if dtype != BF16:
+                to = {
+                    name: getattr(value, "to", lambda _: None)(dtype) for name, value in to.items()
+                }
+            qkv = functional.linear(self._norm(x, to["attention_norm"]), to["qkv"])
+            heads = qkv.view(len(x), -1, HEAD_DIM)
+            q, k, v = heads.split([self.q_heads, self.kv_heads, self.kv_heads], 1)
+            q = reference.apply_rope(self._norm(q, self.q_norm.to(dtype)), positions, self.cos_sin)
+            k = reference.apply_rope(self._norm(k, self.k_norm.to(dtype)), positions, self.cos_sin)
+            if dtype == BF16:
+                cache.k.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
+                cache.v.view(-1, *v.shape[1:]).index_copy_(0, slots, v)
+            x = x + functional.linear(q.flatten(1).clone(), to["output"])
+            gate, up = functional.linear(self._norm(x, to["mlp_norm"]), to["gate_up"]).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, to["down"])
+        return x
+
+    @staticmethod
+    def _norm(x, weight):
+        return functional.rms_norm(x, (x.shape[-1],), weight, EPS)
+
+
+def sampling_tensors(rows, temperature=None, top_k=0, top_p=1.0, min_p=0.0, seed=1):
+    """Parameters of a batch; temperature None: 0.3 to 1.3, else that of every row."""
+    generator = torch.Generator(device=DEVICE).manual_seed(seed)
+    heat = 0.3 + torch.rand(rows, device=DEVICE, generator=generator)
+    if temperature is not None:
+        heat = torch.full((rows,), float(temperature), device=DEVICE)
+    return SamplingTensors(
+        temperature=heat,
+        top_k=torch.full((rows,), top_k, dtype=torch.int32, device=DEVICE),
+        top_p=torch.full((rows,), top_p, device=DEVICE),
+        min_p=torch.full((rows,), min_p, device=DEVICE),
+        seeds=torch.randint(0, 2**62, (rows,), device=DEVICE, generator=generator),
+        positions=torch.randint(0, 4000, (rows,), device=DEVICE, generator=generator),
+        all_greedy=temperature == 0,
+        any_filter=(top_k, top_p, min_p) != (0, 1.0, 0.0),
+    )
+
+
+def facts():
+    """Card, versions and commit, for the record."""
+    root = Path(__file__).parent.parent
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    return {
+        "card": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": done.stdout.strip() or os.environ.get("COMMIT", "unknown"),
+    }
+
+
+def save(name, data):
+    folder = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(data, indent=1) + "\n")
