@@ -197,6 +197,16 @@ def test_no_burst_while_somebody_may_be_admitted(simulation):
     sim.run()
 
 
+def test_no_burst_that_would_cost_a_sequence_its_blocks(simulation):
+    sim = simulation(num_blocks=3, max_burst=8, max_in_flight=0)
+    for first in range(2):
+        sim.add(prompt_of(14, first), greedy(20))
+    sim.step()
+    assert sim.step().num_decode_tokens == 2  # one step of both: a burst of 8 needs four blocks
+    assert sim.engine.metrics.num_preemptions == 0
+    sim.run()
+
+
 def test_n_completions_share_the_prompt(simulation):
     sim = simulation(max_num_seqs=2)
     sim.add(prompt_of(48), SamplingParams(n=3, max_tokens=20, ignore_eos=True, seed=9))

@@ -43,9 +43,9 @@ class Placement:
         ]
         num_tokens = -(-len(known) // blocks.block_size) * blocks.block_size  # whole blocks
         if not blocks.extend(table, num_tokens - table.num_tokens):
-            # What lacks may be the pinned source of a partial hit. It can be let go at once if no
-            # later copy of this batch can take it as its destination: so nobody else is admitted.
-            draft.is_short = True
+            # The pinned source of a partial hit may be the one block that lacks. It can be let go
+            # before the copy: extend then takes every free block, so no later copy of this batch
+            # can have the source as its destination.
             blocks.copied(table)
             if not copies or not blocks.extend(table, num_tokens - table.num_tokens):
                 blocks.free(table)
