@@ -28,11 +28,8 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
     keep = slot_mapping >= 0
     if not bool(keep.all()):
         k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
-    block_size = kv.k.shape[1]
-    slots = slot_mapping.long()
-    index = (slots // block_size, slots % block_size)
-    _raw(kv.k).index_put_(index, _raw(_encode(k, kv.k.dtype, kv.k_scale)))
-    _raw(kv.v).index_put_(index, _raw(_encode(v, kv.v.dtype, kv.v_scale)))
+    _put(kv.k, slot_mapping.long(), _encode(k, kv.k.dtype, kv.k_scale))
+    _put(kv.v, slot_mapping.long(), _encode(v, kv.v.dtype, kv.v_scale))
 
 
 def copy_blocks(
@@ -51,6 +48,15 @@ def copy_blocks(
     ):
         kv.k[destination, :count].copy_(kv.k[source, :count])
         kv.v[destination, :count].copy_(kv.v[source, :count])
+
+
+def _put(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
+    """Write values [T, Hkv, D] to slots of a cache [num_blocks, block_size, Hkv, D]."""
+    block_size, cache, values = cache.shape[1], _raw(cache), _raw(values)
+    if cache.stride(0) == block_size * cache.stride(1):  # tokens follow one another
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, values)
+    else:
+        cache.index_put_((slots // block_size, slots % block_size), values)
 
 
 def _encode(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
