@@ -227,15 +227,19 @@ def test_frequencies_are_the_probabilities(setting):
 
 
 LOGITS = {"logits": "*bf16", "temperature": "*fp32", "stride": "i32", "V": "i32"}
-DRAW = {"seeds": "*i64", "positions": "*i64", "tile_max": "*fp32", "tile_mass": "*fp32",
-        "num_tiles": "i32", "out": "*i64"}  # fmt: skip
+DRAW = {
+    "seeds": "*i64", "positions": "*i64", "group_max": "*fp32", "group_mass": "*fp32",
+    "tile_max": "*fp32", "tile_mass": "*fp32", "num_groups": "i32", "num_tiles": "i32",
+    "out": "*i64",
+}  # fmt: skip
 KERNELS = [
-    (draw.statistics_kernel, {}, {"TILES": sampling.TILES, "TILE": sampling.TILE}, 4),
-    (draw.pick_kernel, {}, {"TILES": 2048, "TILE": sampling.TILE}, sampling.PICK_WARPS),
+    (draw.statistics_kernel, {}, {"TILE": sampling.TILE}, 4),
+    (draw.pick_kernel, {}, {"GROUPS": 64, "TILE": sampling.TILE}, sampling.PICK_WARPS),
     (filtering.filter_kernel,
      {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "tile_list": "*i32",
       "list_mass": "*fp32", "bins": "*i32"},
-     {"TILES": 2048, "TILE": sampling.TILE, "BINS": sampling.BINS, "STEP": sampling.STEP,
+     {"GROUPS": 64, "TILES": 2048, "TILE": sampling.TILE,
+      "BINS": sampling.BINS, "STEP": sampling.STEP,
       "AHEAD": sampling.AHEAD}, sampling.WARPS),
     (greedy.chunk_argmax_kernel, {"best": "*fp32", "best_id": "*i32", "num_chunks": "i32"},
      {"CHUNK": sampling.CHUNK}, 4),
@@ -267,4 +271,4 @@ def test_compiles_ahead_of_time(index, capability, dtype):
     )
     # Two programs of the filters share a processor: at 64 registers fp32 keys spill a little.
     wide = kernel is filtering.filter_kernel and dtype == "*fp32"
-    assert_fits(compiled, capability, most_spilled=16 if wide else 0)
+    assert_fits(compiled, capability, most_spilled=32 if wide else 0)

@@ -1,9 +1,9 @@
 """The pieces of a draw: uniform number, tile statistics, inversion.
 
 The definition is docs/architecture.md, "The draw". A row's vocabulary is cut into tiles of TILE
-tokens, always the same size, so that a row's draw does not depend on how many rows there are. Of
-each tile the maximum and the mass relative to it are enough to find the drawn tile; only that
-tile is read again.
+tokens and groups of GROUP tiles, always the same size, so that a row's draw does not depend on
+how many rows there are. Of each the maximum and the mass relative to it are enough to find the
+drawn group, in it the tile, and then to read that tile alone again.
 
 Owns device functions and the two kernels of a draw without filters. Never launches them.
 """
@@ -22,7 +22,7 @@ gdc_wait = tl.extra.cuda.gdc_wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-float("inf"))
-UNITS = tl.constexpr(1099511627776.0)  # 2^40 to the row's largest weight
+GROUP = tl.constexpr(32)  # tiles of a group: one program of the statistics
 
 
 @triton.jit
@@ -33,54 +33,45 @@ def inverse_temperature(temperature):
 
 @triton.jit
 def uniform(seed, position, turn):
-    """Philox4x32-10: key = seed, counter = (turn, position, 0, 0); 24 bits, as an exact fp64."""
+    """Philox4x32-10: key = seed, counter = (turn, position, 0, 0); 24 bits."""
     zero = tl.zeros((1,), tl.int32)
     word, _, _, _ = tl.philox(seed, zero + turn, zero + position.to(tl.int32), zero, zero)
-    return tl.sum((word >> 8).to(tl.float64) * 5.9604644775390625e-08, 0)
+    return tl.sum((word >> 8).to(tl.float32) * 5.9604644775390625e-08, 0)
 
 
 @triton.jit
-def fixed_point(weights):
-    """Weights in units of 2^-40: their sums are exact, whatever the order and the warps.
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
 
-    So the tile of a row without filters is the same beside rows with filters, in another kernel.
+
+@triton.jit
+def invert(weights, u, SIZE: tl.constexpr):
+    """The first index whose cumulative weight exceeds u * total, and where u falls inside it.
+
+    weights [SIZE] >= 0; an index of weight 0 is never given. Returns (index, remainder, total).
     """
-    return (tl.where(weights > 0, weights, 0.0) * UNITS).to(tl.int64)
-
-
-@triton.jit
-def _count_and_largest(count, largest, other_count, other_largest):
-    return count + other_count, tl.maximum(largest, other_largest)
-
-
-@triton.jit
-def locate(weights, target, SIZE: tl.constexpr):
-    """The first index whose cumulative weight exceeds target, and target's distance into it.
-
-    weights [SIZE] int64 >= 0, target below their sum: so the weight at the index is not 0.
-    """
+    at = tl.arange(0, SIZE)
     cumulative = tl.cumsum(weights, 0)
-    passed = cumulative <= target
-    index, before = tl.reduce(
-        (passed.to(tl.int32), tl.where(passed, cumulative, 0)), 0, _count_and_largest
+    total = tl.sum(weights, 0)  # NaN if a weight is
+    target = u * total
+    # Where rounding leaves no index beyond the target, the last of any weight.
+    rank = tl.where(weights > 0, 2 * SIZE - at, 3 * SIZE)
+    index = tl.min(tl.where((weights > 0) & (cumulative > target), at, rank), 0)
+    index = tl.where(index < SIZE, index, tl.maximum(2 * SIZE - index, 0))
+    chosen = at == index
+    end, own = tl.reduce(
+        (tl.where(chosen, cumulative, 0.0), tl.where(chosen, weights, 0.0)), 0, _add_pairs
     )
-    return tl.minimum(index, SIZE - 1), target - before
+    remainder = tl.minimum(tl.maximum((target - (end - own)) / own, 0.0), 0.99999994)
+    return index, remainder, total
 
 
 @triton.jit
-def locate_share(weights, u, SIZE: tl.constexpr):
-    """Locate u times the sum of fp32 weights [SIZE]."""
-    units = fixed_point(weights)
-    target = (u * tl.sum(units, 0).to(tl.float64)).to(tl.int64)
-    return locate(units, target, SIZE)
-
-
-@triton.jit
-def locate_inside(weights, rest, SIZE: tl.constexpr):
-    """Locate a distance inside a tile whose fp32 weights may sum to a little less than it said."""
-    units = fixed_point(weights)
-    index, _ = locate(units, tl.minimum(rest, tl.sum(units, 0) - 1), SIZE)
-    return index
+def load_statistics(maxima, masses, start, count, SIZE: tl.constexpr):
+    """Maxima and masses [SIZE] from start on, -inf and 0 from count on."""
+    at = start + tl.arange(0, SIZE)
+    highest = tl.load(maxima + at, mask=at < count, other=NONE)
+    return highest, tl.load(masses + at, mask=at < count, other=0.0)
 
 
 @triton.jit
@@ -91,10 +82,33 @@ def load_tile(row, tile, V, TILE: tl.constexpr):
 
 
 @triton.jit
-def greedy_token(row, tile_max, highest, V, TILE: tl.constexpr, TILES: tl.constexpr):
+def draw_tile(
+    group_max, group_mass, tile_max, tile_mass, scale, u, num_groups, num_tiles,
+    GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Draw a tile of a row without filters: (tile, where u falls inside it, the row's total)."""
+    maxima, masses = load_statistics(group_max, group_mass, 0, num_groups, GROUPS)
+    highest = tl.max(maxima, 0)
+    group, rest, total = invert(masses * tl.exp2((maxima - highest) * scale), u, GROUPS)
+    maxima, masses = load_statistics(tile_max, tile_mass, group * GROUP, num_tiles, GROUP)
+    inner, rest, _ = invert(masses * tl.exp2((maxima - highest) * scale), rest, GROUP)
+    return group * GROUP + inner, rest, total
+
+
+@triton.jit
+def greedy_token(
+    row, group_max, tile_max, num_groups, num_tiles, V,
+    GROUPS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     """The lowest id that holds the row's maximum."""
-    at = tl.arange(0, TILES)
-    tile = tl.min(tl.where(tile_max == highest, at, TILES - 1), 0)
+    at = tl.arange(0, GROUPS)
+    maxima = tl.load(group_max + at, mask=at < num_groups, other=NONE)
+    highest = tl.max(maxima, 0)
+    group = tl.min(tl.where(maxima == highest, at, GROUPS), 0)
+    group = tl.minimum(group, num_groups - 1)
+    at = group * GROUP + tl.arange(0, GROUP)
+    maxima = tl.load(tile_max + at, mask=at < num_tiles, other=NONE)
+    tile = tl.min(tl.where(maxima == highest, at, num_tiles - 1), 0)
     logits = load_tile(row, tile, V, TILE).to(tl.float32)
     inner = tl.min(tl.where(logits == highest, tl.arange(0, TILE), TILE - 1), 0)
     return tl.minimum(tile * TILE + inner, V - 1)
@@ -102,23 +116,16 @@ def greedy_token(row, tile_max, highest, V, TILE: tl.constexpr, TILES: tl.conste
 
 @triton.jit
 def statistics_kernel(
-    logits,
-    temperature,
-    tile_max,
-    tile_mass,
-    stride,
-    V,
-    num_tiles,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Maximum logit and sum of exp((x - maximum) / T) of TILES tiles of a row.
+    logits, temperature, group_max, group_mass, tile_max, tile_mass,
+    stride, V, num_groups, num_tiles, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Maximum logit and sum of exp((x - maximum) / T) of a group and of each of its tiles.
 
     Programs go from the end of the vocabulary: what the LM head wrote last is still in L2.
     """
     row = tl.program_id(0).to(tl.int64)
-    tiles = (tl.num_programs(1) - 1 - tl.program_id(1)) * TILES + tl.arange(0, TILES)
+    group = tl.num_programs(1) - 1 - tl.program_id(1)
+    tiles = group * GROUP + tl.arange(0, GROUP)
     ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
     if PDL:
         gdc_launch()
@@ -130,24 +137,19 @@ def statistics_kernel(
     mass = tl.sum(tl.exp2((x - base[:, None]) * scale), 1)
     tl.store(tile_max + row * num_tiles + tiles, highest, mask=tiles < num_tiles)
     tl.store(tile_mass + row * num_tiles + tiles, mass, mask=tiles < num_tiles)
+    top = tl.max(highest, 0)
+    base = tl.where(top == NONE, 0.0, top)
+    tl.store(group_max + row * num_groups + group, top)
+    mass = tl.sum(mass * tl.exp2((highest - base) * scale), 0)
+    tl.store(group_mass + row * num_groups + group, mass)
 
 
 @triton.jit
 def pick_kernel(
-    logits,
-    temperature,
-    seeds,
-    positions,
-    tile_max,
-    tile_mass,
-    out,
-    stride,
-    V,
-    num_tiles,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    logits, temperature, seeds, positions, group_max, group_mass, tile_max, tile_mass, out,
+    stride, V, num_groups, num_tiles,
+    GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """One program a row: the tile by its mass, then the token in it; greedy where T is 0."""
     row = tl.program_id(0).to(tl.int64)
     if PDL:
@@ -156,18 +158,19 @@ def pick_kernel(
     heat = tl.load(temperature + row)
     scale = inverse_temperature(heat)
     u = uniform(tl.load(seeds + row), tl.load(positions + row), 0)
-    tiles = tl.arange(0, TILES)
-    inside = tiles < num_tiles
-    maxima = tl.load(tile_max + row * num_tiles + tiles, mask=inside, other=NONE)
-    masses = tl.load(tile_mass + row * num_tiles + tiles, mask=inside, other=0.0)
-    highest = tl.max(maxima, 0)
     line = logits + row * stride
+    group_max += row * num_groups
+    tile_max += row * num_tiles
     if heat > 0:
-        weights = masses * tl.exp2((maxima - highest) * scale)
-        tile, rest = locate_share(weights, u, TILES)
+        tile, rest, total = draw_tile(
+            group_max, group_mass + row * num_groups, tile_max, tile_mass + row * num_tiles,
+            scale, u, num_groups, num_tiles, GROUPS,
+        )  # fmt: skip
         x = load_tile(line, tile, V, TILE).to(tl.float32)
-        inner = locate_inside(tl.exp2((x - highest) * scale), rest, TILE)
-        token = tl.where(tl.sum(weights, 0) > 0, tile * TILE + inner, 0)  # not so of a NaN
+        inner, _, _ = invert(tl.exp2((x - tl.max(x, 0)) * scale), rest, TILE)
+        token = tl.where(total > 0, tile * TILE + inner, 0)  # not so of a NaN
     else:
-        token = greedy_token(line, maxima, highest, V, TILE, TILES)
+        token = greedy_token(
+            line, group_max, tile_max, num_groups, num_tiles, V, GROUPS, TILE
+        )  # fmt: skip
     tl.store(out + row, token.to(tl.int64))

@@ -21,11 +21,11 @@ import triton.language as tl
 
 from nv_kernels.triton.draw import (
     NONE,
+    draw_tile,
     greedy_token,
     inverse_temperature,
+    invert,
     load_tile,
-    locate_inside,
-    locate_share,
     uniform,
 )
 
@@ -159,30 +159,36 @@ def _kth_key(
 
 
 @triton.jit
+def _draw_listed(list_ptr, mass_ptr, count, u, TILES: tl.constexpr):
+    """Draw one of the listed tiles by mass: (tile, where u falls inside it)."""
+    at = tl.arange(0, TILES)
+    weights = tl.load(mass_ptr + at, mask=at < count, other=0.0)
+    place, rest, _ = invert(weights, u, TILES)
+    return tl.load(list_ptr + place), rest
+
+
+@triton.jit
+def _draw_token(line, tile, rest, V, scale, highest, threshold, min_p, TILE: tl.constexpr):
+    """Draw one of a tile's kept tokens: (id, key)."""
+    x = load_tile(line, tile, V, TILE)
+    key = order_key(x)
+    values = x.to(tl.float32)
+    kept = (key >= threshold) & (tl.exp2((values - highest) * scale) >= min_p)
+    # As a row without filters: relative to the tile's own maximum.
+    mass = tl.where(kept, tl.exp2((values - tl.max(values, 0)) * scale), 0.0)
+    inner, _, _ = invert(mass, rest, TILE)
+    drawn = tl.max(tl.where(tl.arange(0, TILE) == inner, key, tl.min(key, 0)), 0)
+    return tile * TILE + inner, drawn
+
+
+@triton.jit
 def filter_kernel(
-    logits,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    seeds,
-    positions,
-    tile_max,
-    tile_mass,
-    tile_list,
-    list_mass,
-    bins,
-    out,
-    stride,
-    V,
-    num_tiles,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    BINS: tl.constexpr,
-    STEP: tl.constexpr,
-    AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
-):
+    logits, temperature, top_k, top_p, min_p, seeds, positions,
+    group_max, group_mass, tile_max, tile_mass, tile_list, list_mass, bins, out,
+    stride, V, num_groups, num_tiles,
+    GROUPS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
+    STEP: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Draw a row's token under its filters; greedy where T is 0."""
     row = tl.program_id(0).to(tl.int64)
     if PDL:
@@ -191,7 +197,15 @@ def filter_kernel(
     line = logits + row * stride
     list_ptr = tile_list + row * TILES
     mass_ptr = list_mass + row * TILES
+    group_max += row * num_groups
+    tile_max += row * num_tiles
     heat = tl.load(temperature + row)
+    if heat == 0:
+        token = greedy_token(
+            line, group_max, tile_max, num_groups, num_tiles, V, GROUPS, TILE
+        )  # fmt: skip
+        tl.store(out + row, token.to(tl.int64))
+        return
     scale = inverse_temperature(heat)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
@@ -200,7 +214,7 @@ def filter_kernel(
     position = tl.load(positions + row)
     tiles = tl.arange(0, TILES)
     inside = tiles < num_tiles
-    maxima = tl.load(tile_max + row * num_tiles + tiles, mask=inside, other=NONE)
+    maxima = tl.load(tile_max + tiles, mask=inside, other=NONE)
     highest = tl.max(maxima, 0)
     keys = order_key(maxima.to(logits.dtype.element_ty))
     largest = tl.max(keys, 0)
@@ -209,11 +223,7 @@ def filter_kernel(
     else:
         smallest = tl.full((), BELOW_16, tl.int32)
     threshold = smallest
-    heights = tl.exp2((maxima - highest) * scale)
-    reached = inside & (heights >= floor)
-    if heat == 0:
-        tl.store(out + row, greedy_token(line, maxima, highest, V, TILE, TILES).to(tl.int64))
-        return
+    reached = inside & (tl.exp2((maxima - highest) * scale) >= floor)
     limited = (k > 0) & (k < V)
     if limited:
         if k <= num_tiles:
@@ -223,44 +233,35 @@ def filter_kernel(
             line, list_ptr, bins + row * BINS, count, V, k, threshold, largest + 1,
             BINS, STEP, TILE, AHEAD,
         )  # fmt: skip
+    u = uniform(seed, position, 0)
     if limited | (floor > 0):
         count = _list_tiles(list_ptr, reached & (keys >= threshold), TILES)
         total = _masses(
             line, list_ptr, mass_ptr, count, V, highest, scale, threshold, floor,
             STEP, TILE, AHEAD,
         )  # fmt: skip
+        tile, rest = _draw_listed(list_ptr, mass_ptr, count, u, TILES)
     else:
-        count = num_tiles
-        weights = tl.load(tile_mass + row * num_tiles + tiles, mask=inside, other=0.0) * heights
-        total = tl.sum(weights, 0)
-        tl.store(mass_ptr + tiles, weights, mask=inside)
-        tl.store(list_ptr + tiles, tiles, mask=inside)
-        tl.debug_barrier()
+        tile, rest, total = draw_tile(
+            group_max, group_mass + row * num_groups, tile_max, tile_mass + row * num_tiles,
+            scale, u, num_groups, num_tiles, GROUPS,
+        )  # fmt: skip
+    token, drawn = _draw_token(line, tile, rest, V, scale, highest, threshold, floor, TILE)
     turn = 0
-    token = 0
-    drawing = True
-    while drawing:
-        u = uniform(seed, position, turn)
-        weights = tl.load(mass_ptr + tiles, mask=tiles < count, other=0.0)
-        place, rest = locate_share(weights, u, TILES)
-        tile = tl.load(list_ptr + place)
-        x = load_tile(line, tile, V, TILE)
-        key = order_key(x)
-        mass = tl.exp2((x.to(tl.float32) - highest) * scale)
-        mass = tl.where((key >= threshold) & (mass >= floor), mass, 0.0)
-        inner = locate_inside(mass, rest, TILE)
-        token = tile * TILE + inner
-        drawn = tl.max(tl.where(tl.arange(0, TILE) == inner, key, smallest), 0)
-        drawing = False
-        if (p < 1) & (drawn < largest):
-            tl.debug_barrier()
-            count = _list_tiles(list_ptr, reached & (keys > drawn), TILES)
-            above = _masses(
-                line, list_ptr, mass_ptr, count, V, highest, scale, drawn + 1, floor,
-                STEP, TILE, AHEAD,
-            )  # fmt: skip
-            if above >= p * total:
-                drawing = True
-                threshold = drawn + 1
-                turn += 1
+    searching = (p < 1) & (drawn < largest)
+    while searching:
+        tl.debug_barrier()  # the list is read no more
+        count = _list_tiles(list_ptr, reached & (keys > drawn), TILES)
+        above = _masses(
+            line, list_ptr, mass_ptr, count, V, highest, scale, drawn + 1, floor,
+            STEP, TILE, AHEAD,
+        )  # fmt: skip
+        searching = above >= p * total
+        if searching:
+            threshold = drawn + 1
+            turn += 1
+            u = uniform(seed, position, turn)
+            tile, rest = _draw_listed(list_ptr, mass_ptr, count, u, TILES)
+            token, drawn = _draw_token(line, tile, rest, V, scale, highest, threshold, floor, TILE)
+            searching = drawn < largest
     tl.store(out + row, tl.where(total > 0, token, 0).to(tl.int64))

@@ -6,13 +6,14 @@ graph can hold it; the two host flags of SamplingTensors alone choose the launch
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import triton
 
 from nv_kernels.triton.dependent import dependent_launch
-from nv_kernels.triton.draw import pick_kernel, statistics_kernel
+from nv_kernels.triton.draw import GROUP, pick_kernel, statistics_kernel
 from nv_kernels.triton.filtering import filter_kernel
 from nv_kernels.triton.greedy import chunk_argmax_kernel, row_argmax_kernel
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from nv_kernels.sampling import SamplingTensors
 
 TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on its neighbours
-TILES = 32  # tiles of a program of the statistics
 CHUNK = 4096  # tokens of a program of the greedy pass
 BINS = 1024
 PICK_WARPS = 4
@@ -66,27 +66,29 @@ def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) -> None:
     rows, vocabulary = logits.shape
     num_tiles = triton.cdiv(vocabulary, TILE)
-    most_tiles = triton.next_power_of_2(num_tiles)
+    num_groups = triton.cdiv(num_tiles, GROUP.value)
+    groups = triton.next_power_of_2(num_groups)
+    sizes = (logits.stride(0), vocabulary, num_groups, num_tiles)
     options = dependent_launch(logits)
-    tile_max = torch.empty(rows, num_tiles, dtype=torch.float32, device=logits.device)
-    tile_mass = torch.empty_like(tile_max)
-    statistics_kernel[(rows, triton.cdiv(num_tiles, TILES))](
-        logits, sampling.temperature, tile_max, tile_mass, logits.stride(0), vocabulary,
-        num_tiles, TILES, TILE, num_warps=4, **options,
+    make = partial(torch.empty, dtype=torch.float32, device=logits.device)
+    statistics = (
+        make(rows, num_groups), make(rows, num_groups), make(rows, num_tiles), make(rows, num_tiles)
     )  # fmt: skip
+    statistics_kernel[(rows, num_groups)](
+        logits, sampling.temperature, *statistics, *sizes, TILE, num_warps=4, **options
+    )
     if not sampling.any_filter:
         pick_kernel[(rows,)](
-            logits, sampling.temperature, sampling.seeds, sampling.positions,
-            tile_max, tile_mass, out, logits.stride(0), vocabulary, num_tiles,
-            most_tiles, TILE, num_warps=PICK_WARPS, **options,
+            logits, sampling.temperature, sampling.seeds, sampling.positions, *statistics, out,
+            *sizes, groups, TILE, num_warps=PICK_WARPS, **options,
         )  # fmt: skip
         return
-    tile_list = torch.empty(rows, most_tiles, dtype=torch.int32, device=logits.device)
-    list_mass = torch.empty(rows, most_tiles, dtype=torch.float32, device=logits.device)
+    tiles = triton.next_power_of_2(num_tiles)
+    tile_list = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     bins = torch.empty(rows, BINS, dtype=torch.int32, device=logits.device)
     filter_kernel[(rows,)](
         logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
-        sampling.seeds, sampling.positions, tile_max, tile_mass, tile_list, list_mass, bins,
-        out, logits.stride(0), vocabulary, num_tiles, most_tiles, TILE, BINS, STEP, AHEAD,
+        sampling.seeds, sampling.positions, *statistics, tile_list, make(rows, tiles), bins, out,
+        *sizes, groups, tiles, TILE, BINS, STEP, AHEAD,
         num_warps=WARPS, maxnreg=REGISTERS, **options,
     )  # fmt: skip
