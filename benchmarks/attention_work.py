@@ -1,0 +1,227 @@
+"""Steps of attention to time: their lengths, shuffled blocks of one pool, rotated tables.
+
+Inputs rotate over disjoint block tables, so that no replay finds its keys in L2.
+"""
+
+import random
+from dataclasses import dataclass
+
+import nv_kernels as nk
+import torch
+import triton
+import triton.language as tl
+from nv_kernels.attention.base import AttentionShape
+from nv_kernels.attention.triton import TritonAttention
+
+POOL_TOKENS = 655_360  # 2.7 GB of bf16 keys and values at 8 heads of 128
+MAX_CONTEXT = 4096  # the bound a graph is captured for, unless a length exceeds it
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step to time.
+
+    Attributes:
+        name: row of the table.
+        rows: (query_len, context_len) of each sequence, decode rows first.
+        heads: query heads, kv heads.
+        fp8: cache in e4m3.
+        block_size: tokens a block.
+    """
+
+    name: str
+    rows: tuple[tuple[int, int], ...]
+    heads: tuple[int, int] = (16, 8)
+    fp8: bool = False
+    block_size: int = 256
+    head_dim: int = 128
+
+    @property
+    def read_bytes(self) -> int:
+        """Keys and values read once."""
+        width = self.heads[1] * self.head_dim * (1 if self.fp8 else 2)
+        return 2 * width * sum(context for _, context in self.rows)
+
+    @property
+    def flops(self) -> int:
+        """Of both products, over what the causal mask lets each query see."""
+        pairs = sum(q * (c - q) + q * (q + 1) // 2 for q, c in self.rows)
+        return 4 * pairs * self.head_dim * self.heads[0]
+
+
+def decode(name, lengths, **options) -> Case:
+    return Case(name, tuple((1, length) for length in lengths), **options)
+
+
+def decode_cases() -> list[Case]:
+    rng = random.Random(7)
+    ragged = [rng.randint(100, 2048) for _ in range(256)]
+    shapes = {
+        "1 x 1024": [1024],
+        "8 x 1024": [1024] * 8,
+        "64 x 820": [820] * 64,
+        "256 x 820": [820] * 256,
+        "32 x 8192": [8192] * 32,
+        "256 x 100..2048": ragged,
+    }
+    cases = [decode(name, lengths) for name, lengths in shapes.items()]
+    cases += [decode(f"{name}, fp8", lengths, fp8=True) for name, lengths in shapes.items()]
+    for heads in ((32, 8), (64, 8)):
+        group = heads[0] // heads[1]
+        for name in ("8 x 1024", "256 x 820"):
+            cases.append(decode(f"{name}, group {group}", shapes[name], heads=heads))
+    for block_size in (16, 64):
+        for name in ("8 x 1024", "256 x 820"):
+            cases.append(decode(f"{name}, page {block_size}", shapes[name], block_size=block_size))
+    return cases
+
+
+def prefill_cases() -> list[Case]:
+    return [
+        Case("prefill 16 x 1024", ((1024, 1024),) * 16),
+        Case("prefill 2 x 8192", ((8192, 8192),) * 2),
+        Case("prefill 1 x 1024", ((1024, 1024),)),
+        Case("prefill 4 x 1024 after 7168", ((1024, 8192),) * 4),
+        Case("prefill 64 x 16 after 1024", ((16, 1040),) * 64),
+        Case("prefill 16 x 1024, group 4", ((1024, 1024),) * 16, heads=(32, 8)),
+        Case("prefill 16 x 1024, page 16", ((1024, 1024),) * 16, block_size=16),
+        Case("prefill 16 x 1024, fp8", ((1024, 1024),) * 16, fp8=True),
+    ]
+
+
+class Work:
+    """A case's tensors on the card: one cache, several steps over disjoint blocks of it."""
+
+    def __init__(self, case: Case, sets: int, pool_tokens: int = POOL_TOKENS):
+        self.case = case
+        backend = self.backend()
+        dtype = torch.float8_e4m3fn if case.fp8 else torch.bfloat16
+        self.kv = backend.kv_layout(pool_tokens // case.block_size, dtype).allocate("cuda")
+        for part in (self.kv.k, self.kv.v):
+            for block in part.split(512):
+                block.copy_(torch.randn(block.shape, device="cuda", dtype=torch.bfloat16))
+        num_tokens = sum(q for q, _ in case.rows)
+        shape = (num_tokens, case.heads[0], case.head_dim)
+        self.q = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+        self.backends = [self.backend() for _ in range(sets)]
+        self.steps = [self._metadata(tables) for tables in self._tables(sets)]
+        pairs = zip(self.backends, self.steps, strict=True)
+        self.plans = [backend.plan(step) for backend, step in pairs]
+
+    def backend(self) -> TritonAttention:
+        case = self.case
+        device = torch.device("cuda")
+        shape = AttentionShape(device, torch.bfloat16, *case.heads, case.head_dim, case.block_size)
+        return TritonAttention(shape, "a benchmark")
+
+    def attend(self, index: int) -> torch.Tensor:
+        index %= len(self.steps)
+        backend, step, plan = self.backends[index], self.steps[index], self.plans[index]
+        return backend.attend(self.q, self.kv, step, plan, self.case.head_dim**-0.5)
+
+    def plan(self, index: int) -> None:
+        index %= len(self.steps)
+        self.backends[index].plan(self.steps[index])
+
+    def error(self) -> float:
+        """Relative error of up to four sequences against the definition."""
+        out, step = self.attend(0), self.steps[0]
+        starts = step.query_start.tolist()
+        worst = 0.0
+        for row in range(0, len(self.case.rows), max(1, len(self.case.rows) // 4)):
+            mine = slice(starts[row], starts[row + 1])
+            lone = nk.AttentionMetadata(
+                torch.tensor([0, mine.stop - mine.start], dtype=torch.int32),
+                step.context_lens[row : row + 1],
+                step.block_tables[row : row + 1],
+                *self.case.rows[row],
+                0,
+            )
+            if self.case.rows[row][0] > 2048:
+                continue  # the definition's score matrix would not fit
+            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.case.head_dim**-0.5)
+            off = (out[mine].double() - expected.double()).norm() / expected.double().norm()
+            worst = max(worst, float(off)) if off == off else float("inf")
+        return worst
+
+    def _tables(self, sets: int) -> list[torch.Tensor]:
+        num_blocks, size = self.kv.k.shape[:2]
+        blocks = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(1)).tolist()
+        widths = [-(-context // size) for _, context in self.case.rows]
+        at, found = 0, []
+        for _ in range(sets):
+            tables = torch.zeros(len(widths), -(-max(widths) // 16) * 16, dtype=torch.int32)
+            for row, width in enumerate(widths):
+                if at + width > num_blocks:
+                    at = 0
+                tables[row, :width] = torch.tensor(blocks[at : at + width])
+                at += width
+            found.append(tables.to("cuda"))
+        return found
+
+    def _metadata(self, tables: torch.Tensor) -> nk.AttentionMetadata:
+        queries, contexts = zip(*self.case.rows, strict=True)
+        starts = torch.tensor([0, *queries]).cumsum(0).to("cuda", torch.int32)
+        lengths = torch.tensor(contexts, dtype=torch.int32, device="cuda")
+        bounds = max(queries), max(MAX_CONTEXT, *contexts)
+        num_decodes = sum(query == 1 for query in queries)
+        return nk.AttentionMetadata(starts, lengths, tables, *bounds, num_decodes)
+
+
+def graph_microseconds(launch, launches: int, replays: int = 15) -> float:
+    """Median time of one launch: `launches` of them in a graph, replayed."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch(0)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(launches):
+            launch(index)
+    times = []
+    for _ in range(replays + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        times.append((start, end))
+    torch.cuda.synchronize()
+    found = sorted(start.elapsed_time(end) for start, end in times[2:])
+    return found[replays // 2] * 1e3 / launches
+
+
+@triton.jit
+def read_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr, ROUNDS: tl.constexpr):
+    base = tl.program_id(0).to(tl.int64) * (BLOCK * ROUNDS)
+    total = tl.zeros([BLOCK], tl.int32)
+    for index in tl.static_range(ROUNDS):
+        total += tl.load(x_ptr + base + index * BLOCK + tl.arange(0, BLOCK))
+    if tl.sum(total, 0) == 123456789:
+        tl.store(out_ptr, 1)
+
+
+READS = ((4096, 4, 8), (2048, 8, 4), (2048, 4, 4), (2048, 2, 4), (1024, 1, 4))
+
+
+def read_microseconds(memory: torch.Tensor, num_bytes: int, launches: int) -> float:
+    """The shortest time in which a plain kernel reads so many bytes, of several shapes."""
+    words = memory.view(-1).view(torch.int32)
+    out = torch.zeros(1, dtype=torch.int32, device="cuda")
+    best = float("inf")
+    for block, rounds, warps in READS:
+        programs = num_bytes // (4 * block * rounds)
+        size = programs * block * rounds
+        if size * 4 < 0.98 * num_bytes:
+            continue
+        room = (words.numel() - size) // 4096 * 4096
+
+        def launch(index, at=(block, rounds, warps, programs, size, room)):
+            block, rounds, warps, programs, size, room = at
+            start = index * size // 4096 * 4096 % max(room, 4096)
+            read_kernel[(programs,)](
+                words[start:], out, BLOCK=block, ROUNDS=rounds, num_warps=warps
+            )
+
+        best = min(best, graph_microseconds(launch, launches) * num_bytes / (size * 4))
+    return best

@@ -1,0 +1,231 @@
+"""Attention over paged keys and values with our Triton kernels: the `triton` backend.
+
+Owns the launches of both attention kernels. Never reads a length on the host: grids follow from
+host bounds, so every launch can be captured in a CUDA graph.
+
+Rows that decode go through the split kernel, chunk rows through the varlen kernel; both write
+their rows of one output. Query rows of no sequence, and of one with context_len 0, get zeros.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from nv_kernels.attention.triton_plan import Buffers, TritonPlan, plan_decode, plan_prefill
+from nv_kernels.kv import KVLayout
+from nv_kernels.triton import settings
+from nv_kernels.triton.decode_attention import decode_attention_kernel
+from nv_kernels.triton.dependent import dependent_launch, is_hopper
+from nv_kernels.triton.prefill_attention import prefill_attention_kernel
+
+if TYPE_CHECKING:
+    from nv_kernels.attention.base import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.triton_plan import DecodePlan, PrefillPlan
+    from nv_kernels.kv import KVCache, Order
+
+LOG2_E = math.log2(math.e)
+PAIR_SCALE = 256.0  # the 2**8 that the kernels' reading of e4m3 leaves out
+
+
+@dataclass(frozen=True)
+class TritonAttention:
+    """The `triton` backend, on a CUDA card.
+
+    Attributes:
+        shape: what it was built for.
+        reason: why it was picked.
+        name: "triton".
+        buffers: of plans and partial results.
+    """
+
+    shape: AttentionShape
+    reason: str
+    name: str = "triton"
+    buffers: Buffers = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check what the kernels cannot do.
+
+        Raises:
+            ValueError: a dtype, head_dim, group or block size that they were not written for.
+        """
+        settings.check(self.shape)
+        object.__setattr__(self, "buffers", Buffers(self.shape.device))
+
+    @property
+    def group(self) -> int:
+        """Query heads a kv head."""
+        return self.shape.num_q_heads // self.shape.num_kv_heads
+
+    def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
+        """Say how a layer's cache must lie in memory.
+
+        Measured on an H100: 16-bit keys are as fast by token as by head, and "NHD" is what
+        FlashAttention reads too; fp8 keys by token are rows of 128 bytes, 5 % slower.
+        """
+        shape = self.shape
+        order: Order = "HND" if dtype == torch.float8_e4m3fn else "NHD"
+        return KVLayout(
+            num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, order
+        )
+
+    def plan(self, metadata: AttentionMetadata) -> TritonPlan:
+        """Cut the step's work on the device, once for all layers.
+
+        The plan reads lengths and block tables that the stream has written by then, and shares
+        its buffers with every plan of the same bounds: use it before the next `plan`.
+        """
+        shape, buffers = self.shape, self.buffers
+        num_rows = metadata.context_lens.shape[0]
+        decodes, chunks = metadata.num_decodes > 0, metadata.num_decodes < num_rows
+        return TritonPlan(
+            decode=plan_decode(shape, buffers, metadata) if decodes else None,
+            prefill=plan_prefill(shape, buffers, metadata) if chunks else None,
+        )
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: TritonPlan,
+        scale: float,
+    ) -> torch.Tensor:
+        """Let each query see its own sequence up to itself.
+
+        Args:
+            q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i.
+            kv: the layer's cache, this step's tokens already stored; k and v strided alike.
+            metadata: the step's.
+            plan: what `plan` made of this metadata.
+            scale: multiplies q.k; positive.
+
+        Returns:
+            [T, Hq, D] in q's dtype.
+        """
+        assert kv.k.stride() == kv.v.stride()
+        assert kv.k.stride(3) == q.stride(2) == 1
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.decode is not None:
+            self._decode(q, kv, metadata, plan.decode, scale=scale, out=out)
+        if plan.prefill is not None:
+            self._prefill(q, kv, metadata, plan.prefill, scale=scale, out=out)
+        elif q.shape[0] > metadata.num_decodes:
+            out[metadata.num_decodes :].zero_()
+        return out
+
+    def _decode(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: DecodePlan,
+        *,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        k, v, fp8 = _loaded(kv)
+        unit = PAIR_SCALE if fp8 else 1.0
+        shape = self.shape
+        decode_attention_kernel[(plan.num_pieces,)](
+            q,
+            k,
+            v,
+            metadata.block_tables,
+            out,
+            plan.partials,
+            plan.sums,
+            plan.counters,
+            plan.records,
+            metadata.block_tables.stride(0),
+            scale * LOG2_E * kv.k_scale * unit,
+            kv.v_scale * unit,
+            NUM_KV_HEADS=shape.num_kv_heads,
+            GROUP=self.group,
+            HEAD_DIM=shape.head_dim,
+            DIM=triton.next_power_of_2(shape.head_dim),
+            PAGE=shape.block_size,
+            TILE=plan.settings.tile,
+            Q_TOKEN=q.stride(0),
+            Q_HEAD=q.stride(1),
+            KV_BLOCK=k.stride(0),
+            KV_TOKEN=k.stride(1),
+            KV_HEAD=k.stride(2),
+            FP8=fp8,
+            STAGES=plan.settings.stages,
+            MERGE=plan.settings.merge,
+            PREFETCH=plan.settings.prefetch,
+            num_warps=plan.settings.warps,
+            num_stages=plan.settings.stages,
+            **dependent_launch(metadata.context_lens),
+        )
+
+    def _prefill(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: PrefillPlan,
+        *,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        shape = self.shape
+        tokens = settings.PREFILL_ROWS // self.group
+        num_tokens = q.shape[0]
+        num_tiles = triton.cdiv(num_tokens - metadata.num_decodes, tokens) + plan.num_rows
+        grid = (num_tiles, shape.num_kv_heads)
+        k, v, fp8 = _loaded(kv)
+        unit = PAIR_SCALE if fp8 else 1.0
+        rest = (
+            metadata.block_tables,
+            out,
+            plan.records,
+            metadata.block_tables.stride(0),
+            plan.num_records,
+            num_tokens,
+            scale * LOG2_E * kv.k_scale * unit,
+            kv.v_scale * unit,
+        )
+        chosen = None if fp8 else settings.hopper_prefill_settings(shape)
+        if chosen is not None and is_hopper(q):
+            programs = min(math.prod(grid), settings.num_multiprocessors(shape.device))
+            hopper = importlib.import_module("nv_kernels.triton.prefill_hopper")
+            hopper.launch(programs, (q, k, v), rest, chosen)
+            return
+        chosen = settings.prefill_settings(shape)
+        prefill_attention_kernel[grid](
+            q,
+            k,
+            v,
+            *rest,
+            GROUP=self.group,
+            HEAD_DIM=shape.head_dim,
+            DIM=triton.next_power_of_2(shape.head_dim),
+            PAGE=shape.block_size,
+            BLOCK_M=settings.PREFILL_ROWS,
+            BLOCK_N=chosen.block_n,
+            Q_TOKEN=q.stride(0),
+            Q_HEAD=q.stride(1),
+            KV_BLOCK=k.stride(0),
+            KV_TOKEN=k.stride(1),
+            KV_HEAD=k.stride(2),
+            FP8=fp8,
+            STAGES=chosen.stages,
+            num_warps=chosen.warps,
+            num_stages=chosen.stages,
+            **dependent_launch(q),
+        )
+
+
+def _loaded(kv: KVCache) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Give the cache as the kernels load it (fp8 as int16 pairs), and whether it is fp8."""
+    if kv.k.dtype == torch.float8_e4m3fn:
+        return kv.k.view(torch.int16), kv.v.view(torch.int16), True
+    return kv.k, kv.v, False

@@ -1,0 +1,271 @@
+"""Paged attention of one query token a sequence: split keys, packed query heads, one launch.
+
+Owns the decode kernel. Never cuts the work (decode_plan does) and never holds a buffer
+(nv_kernels.attention.triton does).
+
+A program takes one record of the plan: some tiles of one (sequence, kv head). The group's query
+heads are the rows of a 16-row dot (FlashDecoding's split, Dao et al. 2023; PagedAttention's
+blocks, Kwon et al. 2023). A piece that is a whole sequence writes its output; otherwise it leaves
+a partial, and the last of the item's pieces to arrive merges them in a fixed order, so results
+are bitwise repeatable. Rows of context length 0 get zeros.
+
+Under programmatic launch everything before the wait reads only the plan, the block table and
+keys of earlier kernels: plan and block table must be written at least two kernels ahead.
+"""
+
+# A kernel is written in Triton's own dialect, which neither tool reads.
+# ruff: noqa: ANN001, ANN201, PLR0912, PLR0915, PLR0917, SIM108
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nv_kernels.triton.fp8_pairs import even_fp8, odd_fp8
+from nv_kernels.triton.previous import prefetch_l2, wait_for_previous
+
+LOWEST = tl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def decode_attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    block_tables_ptr,
+    out_ptr,
+    partials_ptr,
+    sums_ptr,
+    counters_ptr,
+    records_ptr,
+    table_stride,
+    qk_scale,
+    v_scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    Q_TOKEN: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    KV_TOKEN: tl.constexpr,
+    KV_HEAD: tl.constexpr,
+    FP8: tl.constexpr,
+    STAGES: tl.constexpr,
+    MERGE: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Attend over one piece.
+
+    q [rows, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
+    int16 pairs where FP8; out [rows, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 both
+    scales hold the 2**8 of the pairs. DIM: HEAD_DIM rounded up to a power of two. PAGE is a
+    multiple of TILE, or divides it. MERGE partials are merged at a time. sums holds the
+    base-2 logarithms of the partials' softmax sums.
+    """
+    ROWS: tl.constexpr = 16
+    WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM  # of a key, in loaded elements
+    WIDE: tl.constexpr = DIM // 2 if FP8 else DIM
+    record = records_ptr + tl.program_id(0) * 8
+    item = tl.load(record)
+    first_tile = tl.load(record + 1)
+    num_tiles = tl.load(record + 2)
+    length = tl.load(record + 3)
+    block = tl.load(record + 4)
+    next_block = tl.load(record + 5)
+    first_slot = tl.load(record + 6)
+    pieces = tl.load(record + 7)
+    row = tl.maximum(item, 0) // NUM_KV_HEADS
+    head = tl.maximum(item, 0) % NUM_KV_HEADS
+    end_tile = first_tile + num_tiles
+    table = block_tables_ptr + row.to(tl.int64) * table_stride
+    token = tl.arange(0, TILE)
+    column = tl.arange(0, DIM)
+    lane = tl.arange(0, WIDE)
+    member = tl.arange(0, ROWS)
+    if PREFETCH > 0:
+        prefetch_tiles(
+            k_ptr + head * KV_HEAD,
+            v_ptr + head * KV_HEAD,
+            table,
+            first_tile,
+            num_tiles,
+            length,
+            block,
+            next_block,
+            PREFETCH,
+            TILE,
+            PAGE,
+            WIDTH,
+            KV_BLOCK,
+            KV_TOKEN,
+        )
+    wait_for_previous(PDL)
+    if item < 0:
+        return
+    real = (member < GROUP)[:, None]
+    q_row = q_ptr + row * Q_TOKEN + (head * GROUP + member)[:, None] * Q_HEAD
+    if FP8:
+        inside = lane[None, :] < WIDTH
+        even = tl.load(q_row + 2 * lane[None, :], mask=real & inside, other=0.0)
+        odd = tl.load(q_row + 2 * lane[None, :] + 1, mask=real & inside, other=0.0)
+        q0 = even.to(tl.float16)
+        q1 = odd.to(tl.float16)
+        acc1 = tl.zeros([ROWS, WIDE], tl.float32)
+    else:
+        q0 = tl.load(q_row + column[None, :], mask=real & (column < HEAD_DIM)[None, :], other=0.0)
+    acc0 = tl.zeros([ROWS, WIDE], tl.float32)
+    top = tl.full([ROWS], LOWEST, tl.float32)
+    weights = tl.zeros([ROWS, TILE], tl.float32)  # summed after the loop: no cross-warp sum a tile
+    offsets = (token * KV_TOKEN)[:, None] + lane[None, :] + head * KV_HEAD
+    if PAGE < TILE:
+        position = first_tile * TILE + token
+        blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
+    for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
+        valid = token < length - tile * TILE
+        # Masked loads, not only masked scores: 820 tokens are 1.5 % less than 13 tiles of 64.
+        loaded = valid[:, None] & (lane < WIDTH)[None, :]
+        if PAGE >= TILE:
+            base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % PAGE) * KV_TOKEN
+            k = tl.load(k_ptr + base + offsets, mask=loaded, other=0)
+            v = tl.load(v_ptr + base + offsets, mask=loaded, other=0)
+            # Block numbers run two tiles ahead. Triton 3.6 does not pipeline a loop that yields
+            # a carried value as it came, hence the maximum.
+            block = tl.maximum(next_block, 0)
+            next_block = tl.load(table + (tl.minimum(tile + 2, end_tile - 1) * TILE) // PAGE)
+        else:
+            base = blocks.to(tl.int64) * KV_BLOCK + ((token % PAGE) * KV_TOKEN + head * KV_HEAD)
+            k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
+            v = tl.load(v_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
+            position = tl.minimum(tile + 1, end_tile - 1) * TILE + token
+            blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
+        if FP8:
+            scores = tl.dot(q0, even_fp8(k).T)
+            scores = tl.dot(q1, odd_fp8(k).T, scores)
+        else:
+            scores = tl.dot(q0, k.T)
+        scores = tl.where(valid[None, :], scores, LOWEST)
+        new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
+        p = tl.exp2(scores * qk_scale - new_top[:, None])
+        fade = tl.exp2(top - new_top)
+        weights = weights * fade[:, None] + p
+        if FP8:
+            acc0 = tl.dot(p.to(tl.float16), even_fp8(v), acc0 * fade[:, None])
+            acc1 = tl.dot(p.to(tl.float16), odd_fp8(v), acc1 * fade[:, None])
+        else:
+            acc0 = tl.dot(p.to(v.dtype), v, acc0 * fade[:, None])
+        top = new_top
+    total = tl.sum(weights, 1)
+    total = tl.where(total > 0.0, total, 1.0)  # an empty row: zeros
+    share = (v_scale / total)[:, None]
+    if FP8:
+        acc = tl.interleave(acc0 * share, acc1 * share)
+    else:
+        acc = acc0 * share
+    num_pieces = pieces // 65536
+    out_row = out_ptr + (row * NUM_KV_HEADS + head) * (GROUP * HEAD_DIM)
+    if num_pieces == 1:
+        spot = member[:, None] * HEAD_DIM + column[None, :]
+        keep = real & (column < HEAD_DIM)[None, :]
+        tl.store(out_row + spot, acc.to(out_ptr.dtype.element_ty), mask=keep)
+    else:
+        slot = first_slot + pieces % 65536
+        tl.store(sums_ptr + slot * GROUP + member, top + tl.log2(total), mask=member < GROUP)
+        part = (slot * GROUP + member)[:, None] * DIM + column[None, :]
+        tl.store(partials_ptr + part, acc, mask=real)
+        tl.debug_barrier()  # all warps' stores come before the one thread's release
+        arrived = tl.atomic_add(counters_ptr + first_slot, 1, sem="acq_rel", scope="gpu")
+        if arrived == num_pieces - 1:
+            merge_partials(
+                partials_ptr, sums_ptr, out_row, first_slot, num_pieces, GROUP, HEAD_DIM, DIM, MERGE
+            )
+            tl.store(counters_ptr + first_slot, 0)  # ready for the next layer
+
+
+@triton.jit
+def prefetch_tiles(
+    k_ptr,
+    v_ptr,
+    table,
+    first_tile,
+    num_tiles,
+    length,
+    block,
+    next_block,
+    PREFETCH: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    KV_TOKEN: tl.constexpr,
+):
+    """Fetch a piece's first PREFETCH tiles into L2, which another kernel's writes cannot stale."""
+    LINES: tl.constexpr = triton.next_power_of_2((WIDTH + 63) // 64)  # 128 bytes, 64 elements each
+    line = tl.arange(0, TILE * LINES)
+    token = line // LINES
+    for ahead in tl.static_range(PREFETCH):
+        tile = first_tile + ahead
+        there = ahead < num_tiles
+        wanted = there & (token < length - tile * TILE) & ((line % LINES) * 64 < WIDTH)
+        if PAGE >= TILE:
+            tile_block = block
+            if ahead == 1:
+                tile_block = next_block
+            if ahead > 1:
+                last = tl.maximum(tl.minimum(tile, first_tile + num_tiles - 1), 0)
+                tile_block = tl.load(table + (last * TILE) // PAGE)
+            start = tl.where(there, tile_block, 0).to(tl.int64) * KV_BLOCK
+            start += tl.where(there, (tile * TILE) % PAGE, 0) * KV_TOKEN
+            spot = start + tl.where(wanted, token * KV_TOKEN + (line % LINES) * 64, 0)
+        else:
+            blocks = tl.load(table + (tile * TILE + token) // PAGE, mask=wanted, other=0)
+            inner = tl.where(wanted, (token % PAGE) * KV_TOKEN + (line % LINES) * 64, 0)
+            spot = blocks.to(tl.int64) * KV_BLOCK + inner
+        prefetch_l2(k_ptr + spot)
+        prefetch_l2(v_ptr + spot)
+
+
+@triton.jit
+def merge_partials(
+    partials_ptr,
+    sums_ptr,
+    out_row,
+    first_slot,
+    num_pieces,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    MERGE: tl.constexpr,
+):
+    """Add up the pieces of one item, MERGE at a time, in order, and write its output."""
+    MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
+    member = tl.arange(0, MEMBERS)
+    column = tl.arange(0, DIM)
+    top = tl.full([MEMBERS], LOWEST, tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    acc = tl.zeros([MEMBERS, DIM], tl.float32)
+    for start in tl.range(0, num_pieces, MERGE, num_stages=1):
+        piece = start + tl.arange(0, MERGE)
+        slot = (first_slot + piece)[:, None] * GROUP + member[None, :]
+        there = (piece < num_pieces)[:, None] & (member < GROUP)[None, :]
+        sums = tl.load(sums_ptr + slot, mask=there, other=LOWEST, cache_modifier=".cg")
+        part = tl.load(
+            partials_ptr + slot[:, :, None] * DIM + column[None, None, :],
+            mask=there[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(sums, 0))
+        weight = tl.exp2(sums - new_top[None, :])
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(weight, 0)
+        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
+        top = new_top
+    spot = member[:, None] * HEAD_DIM + column[None, :]
+    keep = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    result = acc / tl.maximum(total, 1.0e-30)[:, None]
+    tl.store(out_row + spot, result.to(out_row.dtype.element_ty), mask=keep)

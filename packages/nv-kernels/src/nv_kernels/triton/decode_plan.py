@@ -1,0 +1,117 @@
+"""Cuts a step's decode rows into pieces of work, on the device, once for all layers.
+
+Owns the record of a piece and the rule of the cut. Never reads keys or values, and never lets a
+grid depend on a length: lengths stay on the device.
+
+A record is eight int32: item (row * Hkv + head, -1: nothing to do), first tile, tiles, context
+length, block of the first tile, block of the second, first slot of the item's partials, and
+pieces of the item * 65536 + this one's index.
+
+The rule (measured on an H100, see docs/kernels.md): the smallest chunk, cut evenly, with which
+all pieces are resident at once; where that needs more than MAX_TILES tiles a piece, the card is
+full anyway and pieces of at most MAX_TILES go longest first, so that the hardware's dispatch
+evens out the tail. A split costs about half a tile, hence never more pieces than that.
+"""
+
+# A kernel is written in Triton's own dialect, which neither tool reads.
+# ruff: noqa: ANN001, ANN201, PLR0917
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from nv_kernels.triton.previous import wait_for_previous
+
+RECORD = 8
+
+
+@triton.jit
+def count_pieces(tiles, present, chunk, NUM_KV_HEADS: tl.constexpr):
+    """Count the pieces when no piece may exceed `chunk` tiles; an empty row is one piece."""
+    return tl.sum(tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0), 0) * NUM_KV_HEADS
+
+
+@triton.jit
+def smallest_chunk(tiles, present, low, high, bound, NUM_KV_HEADS: tl.constexpr):
+    """Give the smallest chunk in (low, high] with at most `bound` pieces, or `high`."""
+    while low + 1 < high:
+        middle = (low + high) // 2
+        fits = count_pieces(tiles, present, middle, NUM_KV_HEADS) <= bound
+        high = tl.where(fits, middle, high)
+        low = tl.where(fits, low, middle)
+    return high
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_rows", "num_pieces", "num_resident"])
+def decode_plan_kernel(
+    context_lens_ptr,
+    block_tables_ptr,
+    records_ptr,
+    counters_ptr,
+    table_stride,
+    num_rows,
+    num_pieces,
+    num_resident,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    MAX_TILES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Let program i write the records of row i; each repeats the small sums over all rows.
+
+    ROWS is a power of two, at least num_rows. num_pieces is the number of records, and bounds
+    the cut. CHUNK records are written at a time.
+    """
+    wait_for_previous(PDL)
+    row = tl.program_id(0)
+    rows = tl.arange(0, ROWS)
+    present = rows < num_rows
+    tiles = tl.cdiv(tl.load(context_lens_ptr + rows, mask=present, other=0), TILE)
+    none = tl.full((), 0, tl.int32)  # a loop carries tensors, not constants
+    chunk = smallest_chunk(tiles, present, none, none + MAX_TILES, num_resident, NUM_KV_HEADS)
+    if count_pieces(tiles, present, chunk, NUM_KV_HEADS) > num_pieces:
+        most = tl.max(tiles, 0)
+        chunk = smallest_chunk(tiles, present, chunk, most, num_pieces, NUM_KV_HEADS)
+    pieces = tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0)  # of one head
+    longest = tl.cdiv(tiles, tl.maximum(pieces, 1))
+
+    length = tl.load(context_lens_ptr + row)
+    own_tiles = tl.cdiv(length, TILE)
+    own_pieces = tl.maximum(tl.cdiv(own_tiles, chunk), 1)
+    own_longest = tl.cdiv(own_tiles, own_pieces)
+    before = (longest > own_longest) | ((longest == own_longest) & (rows < row))
+    first = tl.sum(tl.where(before, pieces, 0), 0) * NUM_KV_HEADS
+    total = tl.sum(pieces, 0) * NUM_KV_HEADS
+    table = block_tables_ptr + row.to(tl.int64) * table_stride
+    small = own_tiles // own_pieces
+    larger = own_tiles % own_pieces  # so many pieces have a tile more
+    for start in tl.range(0, own_pieces * NUM_KV_HEADS, CHUNK, num_stages=1):
+        piece = start + tl.arange(0, CHUNK)
+        mine = piece < own_pieces * NUM_KV_HEADS
+        index = piece // NUM_KV_HEADS
+        head = piece % NUM_KV_HEADS
+        tile = index * small + tl.minimum(index, larger)
+        count = small + (index < larger).to(tl.int32)
+        second = tl.maximum(tl.minimum(tile + 1, tile + count - 1), 0)
+        some = mine & (count > 0)
+        block = tl.load(table + (tile * TILE) // PAGE, mask=some, other=0)
+        next_block = tl.load(table + (second * TILE) // PAGE, mask=some, other=0)
+        record = records_ptr + (first + piece) * 8
+        tl.store(record, row * NUM_KV_HEADS + head, mask=mine)
+        tl.store(record + 1, tile, mask=mine)
+        tl.store(record + 2, count, mask=mine)
+        tl.store(record + 3, length + tl.zeros_like(piece), mask=mine)
+        tl.store(record + 4, block, mask=mine)
+        tl.store(record + 5, next_block, mask=mine)
+        tl.store(record + 6, first + head * own_pieces, mask=mine)
+        tl.store(record + 7, own_pieces * 65536 + index, mask=mine)
+        tl.store(counters_ptr + first + piece, tl.zeros_like(piece), mask=mine)
+    for start in tl.range(total + row * CHUNK, num_pieces, num_rows * CHUNK, num_stages=1):
+        spare = start + tl.arange(0, CHUNK)
+        tl.store(records_ptr + spare * 8, tl.full([CHUNK], -1, tl.int32), mask=spare < num_pieces)
+        tl.store(records_ptr + spare * 8 + 2, tl.zeros_like(spare), mask=spare < num_pieces)

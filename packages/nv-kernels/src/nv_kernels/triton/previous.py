@@ -1,0 +1,39 @@
+"""The device's half of programmatic dependent launch, and a prefetch for the time before it.
+
+Owns device functions of a few lines. The host's half is nv_kernels.triton.dependent.
+"""
+
+# A kernel is written in Triton's own dialect, which neither tool reads.
+# ruff: noqa: ANN001, ANN201
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait until the kernel ahead has ended and its writes are seen, then let the next one start.
+
+    Every program of every kernel calls it, also one with nothing to do: the end of this kernel
+    promises its successor that all before it have ended.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch_l2(pointer):
+    """Fetch the 128-byte lines of a tensor of pointers into L2; a hint."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [pointer.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
