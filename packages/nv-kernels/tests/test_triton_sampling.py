@@ -233,7 +233,7 @@ DRAW = {
     "out": "*i64",
 }  # fmt: skip
 KERNELS = [
-    (draw.statistics_kernel, {}, {"TILE": sampling.TILE}, 4),
+    (draw.statistics_kernel, {}, {"TILE": sampling.TILE, "ONCE": True}, 4),
     (draw.pick_kernel, {}, {"GROUPS": 64, "TILE": sampling.TILE}, sampling.PICK_WARPS),
     (filtering.filter_kernel,
      {"top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32", "tile_list": "*i32",

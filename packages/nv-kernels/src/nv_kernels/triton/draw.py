@@ -67,14 +67,6 @@ def invert(weights, u, SIZE: tl.constexpr):
 
 
 @triton.jit
-def load_statistics(maxima, masses, start, count, SIZE: tl.constexpr):
-    """Maxima and masses [SIZE] from start on, -inf and 0 from count on."""
-    at = start + tl.arange(0, SIZE)
-    highest = tl.load(maxima + at, mask=at < count, other=NONE)
-    return highest, tl.load(masses + at, mask=at < count, other=0.0)
-
-
-@triton.jit
 def load_tile(row, tile, V, TILE: tl.constexpr):
     """One tile's logits [TILE] in their dtype, -inf past the vocabulary."""
     ids = tile * TILE + tl.arange(0, TILE)
@@ -82,33 +74,35 @@ def load_tile(row, tile, V, TILE: tl.constexpr):
 
 
 @triton.jit
-def draw_tile(
-    group_max, group_mass, tile_max, tile_mass, scale, u, num_groups, num_tiles,
-    GROUPS: tl.constexpr,
-):  # fmt: skip
+def load_groups(statistics, num_groups, other, GROUPS: tl.constexpr):
+    """A row's tile statistics [GROUPS, GROUP], `other` past its groups."""
+    groups = tl.arange(0, GROUPS)
+    at = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return tl.load(statistics + at, mask=(groups < num_groups)[:, None], other=other)
+
+
+@triton.jit
+def draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS: tl.constexpr):
     """Draw a tile of a row without filters: (tile, where u falls inside it, the row's total)."""
-    maxima, masses = load_statistics(group_max, group_mass, 0, num_groups, GROUPS)
-    highest = tl.max(maxima, 0)
-    group, rest, total = invert(masses * tl.exp2((maxima - highest) * scale), u, GROUPS)
-    maxima, masses = load_statistics(tile_max, tile_mass, group * GROUP, num_tiles, GROUP)
-    inner, rest, _ = invert(masses * tl.exp2((maxima - highest) * scale), rest, GROUP)
+    maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
+    masses = load_groups(tile_mass, num_groups, 0.0, GROUPS)
+    highest = tl.max(tl.max(maxima, 1), 0)
+    weights = tl.sum(masses * tl.exp2((maxima - highest) * scale), 1)
+    group, rest, total = invert(weights, u, GROUPS)
+    tiles = group * GROUP + tl.arange(0, GROUP)
+    weights = tl.load(tile_mass + tiles) * tl.exp2((tl.load(tile_max + tiles) - highest) * scale)
+    inner, rest, _ = invert(weights, rest, GROUP)
     return group * GROUP + inner, rest, total
 
 
 @triton.jit
-def greedy_token(
-    row, group_max, tile_max, num_groups, num_tiles, V,
-    GROUPS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def greedy_token(row, tile_max, num_groups, V, GROUPS: tl.constexpr, TILE: tl.constexpr):
     """The lowest id that holds the row's maximum."""
-    at = tl.arange(0, GROUPS)
-    maxima = tl.load(group_max + at, mask=at < num_groups, other=NONE)
-    highest = tl.max(maxima, 0)
-    group = tl.min(tl.where(maxima == highest, at, GROUPS), 0)
-    group = tl.minimum(group, num_groups - 1)
-    at = group * GROUP + tl.arange(0, GROUP)
-    maxima = tl.load(tile_max + at, mask=at < num_tiles, other=NONE)
-    tile = tl.min(tl.where(maxima == highest, at, num_tiles - 1), 0)
+    maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
+    highest = tl.max(tl.max(maxima, 1), 0)
+    at = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tile = tl.min(tl.min(tl.where(maxima == highest, at, GROUPS * GROUP), 1), 0)
+    tile = tl.minimum(tile, num_groups * GROUP - 1)
     logits = load_tile(row, tile, V, TILE).to(tl.float32)
     inner = tl.min(tl.where(logits == highest, tl.arange(0, TILE), TILE - 1), 0)
     return tl.minimum(tile * TILE + inner, V - 1)
@@ -116,39 +110,38 @@ def greedy_token(
 
 @triton.jit
 def statistics_kernel(
-    logits, temperature, group_max, group_mass, tile_max, tile_mass,
-    stride, V, num_groups, num_tiles, TILE: tl.constexpr, PDL: tl.constexpr,
+    logits, temperature, tile_max, tile_mass,
+    stride, V, num_groups, TILE: tl.constexpr, ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Maximum logit and sum of exp((x - maximum) / T) of a group and of each of its tiles.
+    """Maximum logit and sum of exp((x - maximum) / T) of each tile of a group.
 
-    Programs go from the end of the vocabulary: what the LM head wrote last is still in L2.
+    Programs go from the end of the vocabulary: what the LM head wrote last is still in L2. A
+    tile past the vocabulary gets -inf and 0.
     """
     row = tl.program_id(0).to(tl.int64)
-    group = tl.num_programs(1) - 1 - tl.program_id(1)
-    tiles = group * GROUP + tl.arange(0, GROUP)
+    tiles = (num_groups - 1 - tl.program_id(1)) * GROUP + tl.arange(0, GROUP)
     ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
     if PDL:
         gdc_launch()
         gdc_wait()
     scale = inverse_temperature(tl.load(temperature + row))
-    x = tl.load(logits + row * stride + ids, mask=ids < V, other=NONE).to(tl.float32)
+    place = logits + row * stride + ids
+    if ONCE:  # no filter will read them again
+        x = tl.load(place, mask=ids < V, other=NONE, eviction_policy="evict_first")
+    else:
+        x = tl.load(place, mask=ids < V, other=NONE)
+    x = x.to(tl.float32)
     highest = tl.max(x, 1)
     base = tl.where(highest == NONE, 0.0, highest)
     mass = tl.sum(tl.exp2((x - base[:, None]) * scale), 1)
-    tl.store(tile_max + row * num_tiles + tiles, highest, mask=tiles < num_tiles)
-    tl.store(tile_mass + row * num_tiles + tiles, mass, mask=tiles < num_tiles)
-    top = tl.max(highest, 0)
-    base = tl.where(top == NONE, 0.0, top)
-    tl.store(group_max + row * num_groups + group, top)
-    mass = tl.sum(mass * tl.exp2((highest - base) * scale), 0)
-    tl.store(group_mass + row * num_groups + group, mass)
+    tl.store(tile_max + row * (num_groups * GROUP) + tiles, highest)
+    tl.store(tile_mass + row * (num_groups * GROUP) + tiles, mass)
 
 
 @triton.jit
 def pick_kernel(
-    logits, temperature, seeds, positions, group_max, group_mass, tile_max, tile_mass, out,
-    stride, V, num_groups, num_tiles,
-    GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    logits, temperature, seeds, positions, tile_max, tile_mass, out,
+    stride, V, num_groups, GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: the tile by its mass, then the token in it; greedy where T is 0."""
     row = tl.program_id(0).to(tl.int64)
@@ -159,18 +152,13 @@ def pick_kernel(
     scale = inverse_temperature(heat)
     u = uniform(tl.load(seeds + row), tl.load(positions + row), 0)
     line = logits + row * stride
-    group_max += row * num_groups
-    tile_max += row * num_tiles
+    tile_max += row * (num_groups * GROUP)
+    tile_mass += row * (num_groups * GROUP)
     if heat > 0:
-        tile, rest, total = draw_tile(
-            group_max, group_mass + row * num_groups, tile_max, tile_mass + row * num_tiles,
-            scale, u, num_groups, num_tiles, GROUPS,
-        )  # fmt: skip
+        tile, rest, total = draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS)
         x = load_tile(line, tile, V, TILE).to(tl.float32)
         inner, _, _ = invert(tl.exp2((x - tl.max(x, 0)) * scale), rest, TILE)
         token = tl.where(total > 0, tile * TILE + inner, 0)  # not so of a NaN
     else:
-        token = greedy_token(
-            line, group_max, tile_max, num_groups, num_tiles, V, GROUPS, TILE
-        )  # fmt: skip
+        token = greedy_token(line, tile_max, num_groups, V, GROUPS, TILE)
     tl.store(out + row, token.to(tl.int64))

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.draw import (
+    GROUP,
     NONE,
     draw_tile,
     greedy_token,
@@ -184,8 +185,8 @@ def _draw_token(line, tile, rest, V, scale, highest, threshold, min_p, TILE: tl.
 @triton.jit
 def filter_kernel(
     logits, temperature, top_k, top_p, min_p, seeds, positions,
-    group_max, group_mass, tile_max, tile_mass, tile_list, list_mass, bins, out,
-    stride, V, num_groups, num_tiles,
+    tile_max, tile_mass, tile_list, list_mass, bins, out,
+    stride, V, num_groups,
     GROUPS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -197,13 +198,12 @@ def filter_kernel(
     line = logits + row * stride
     list_ptr = tile_list + row * TILES
     mass_ptr = list_mass + row * TILES
-    group_max += row * num_groups
+    num_tiles = num_groups * GROUP
     tile_max += row * num_tiles
+    tile_mass += row * num_tiles
     heat = tl.load(temperature + row)
     if heat == 0:
-        token = greedy_token(
-            line, group_max, tile_max, num_groups, num_tiles, V, GROUPS, TILE
-        )  # fmt: skip
+        token = greedy_token(line, tile_max, num_groups, V, GROUPS, TILE)
         tl.store(out + row, token.to(tl.int64))
         return
     scale = inverse_temperature(heat)
@@ -242,10 +242,7 @@ def filter_kernel(
         )  # fmt: skip
         tile, rest = _draw_listed(list_ptr, mass_ptr, count, u, TILES)
     else:
-        tile, rest, total = draw_tile(
-            group_max, group_mass + row * num_groups, tile_max, tile_mass + row * num_tiles,
-            scale, u, num_groups, num_tiles, GROUPS,
-        )  # fmt: skip
+        tile, rest, total = draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS)
     token, drawn = _draw_token(line, tile, rest, V, scale, highest, threshold, floor, TILE)
     turn = 0
     searching = (p < 1) & (drawn < largest)

@@ -65,17 +65,23 @@ def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 
 def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) -> None:
     rows, vocabulary = logits.shape
-    num_tiles = triton.cdiv(vocabulary, TILE)
-    num_groups = triton.cdiv(num_tiles, GROUP.value)
+    num_groups = triton.cdiv(vocabulary, TILE * GROUP.value)
     groups = triton.next_power_of_2(num_groups)
-    sizes = (logits.stride(0), vocabulary, num_groups, num_tiles)
+    tiles = groups * GROUP.value
+    sizes = (logits.stride(0), vocabulary, num_groups)
     options = dependent_launch(logits)
     make = partial(torch.empty, dtype=torch.float32, device=logits.device)
-    statistics = (
-        make(rows, num_groups), make(rows, num_groups), make(rows, num_tiles), make(rows, num_tiles)
-    )  # fmt: skip
+    num_tiles = num_groups * GROUP.value
+    statistics = (make(rows, num_tiles), make(rows, num_tiles))  # maximum, mass
     statistics_kernel[(rows, num_groups)](
-        logits, sampling.temperature, *statistics, *sizes, TILE, num_warps=4, **options
+        logits,
+        sampling.temperature,
+        *statistics,
+        *sizes,
+        TILE,
+        not sampling.any_filter,
+        num_warps=4,
+        **options,
     )
     if not sampling.any_filter:
         pick_kernel[(rows,)](
@@ -83,7 +89,6 @@ def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) ->
             *sizes, groups, TILE, num_warps=PICK_WARPS, **options,
         )  # fmt: skip
         return
-    tiles = triton.next_power_of_2(num_tiles)
     tile_list = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     bins = torch.empty(rows, BINS, dtype=torch.int32, device=logits.device)
     filter_kernel[(rows,)](
