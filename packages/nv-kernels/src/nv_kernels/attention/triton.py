@@ -196,7 +196,7 @@ class TritonAttention:
         chosen = None if fp8 else settings.hopper_prefill_settings(shape)
         if chosen is not None and is_hopper(q):
             programs = min(math.prod(grid), settings.num_multiprocessors(shape.device))
-            hopper = importlib.import_module("nv_kernels.triton.prefill_hopper")
+            hopper = importlib.import_module("nv_kernels.triton.hopper_launch")
             hopper.launch(programs, (q, k, v), rest, chosen)
             return
         chosen = settings.prefill_settings(shape)

@@ -6,7 +6,7 @@ prefill_hopper's two warp groups do.
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
 # ruff: noqa: ANN001, ANN201, PLR0917
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, attr-defined"
 
 from __future__ import annotations
 

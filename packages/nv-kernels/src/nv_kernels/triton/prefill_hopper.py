@@ -15,8 +15,6 @@ experimental: import this module only on a Hopper card.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -26,9 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.hopper_items import (
     HALF,
     load_blocks,
@@ -37,11 +33,6 @@ from nv_kernels.triton.hopper_items import (
     take,
     write_zeros,
 )
-
-if TYPE_CHECKING:
-    import torch
-
-    from nv_kernels.triton.settings import PrefillSettings
 
 LOWEST = gl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
 # Below every real score and far above LOWEST: a row that sees nothing of its first block weighs
@@ -276,40 +267,3 @@ def prefill_hopper_kernel(
         [4, 1],
         [240, 24],
     )  # fmt: skip
-
-
-def launch(
-    programs: int,
-    qkv: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    rest: tuple[Any, ...],
-    chosen: PrefillSettings,
-) -> None:
-    """Launch the kernel.
-
-    Args:
-        programs: at most one a multiprocessor.
-        qkv: queries [T, Hq, D], and keys and values of the cache [blocks, page, Hkv, D].
-        rest: the kernel's arguments from block_tables_ptr to v_scale.
-        chosen: the settings.
-    """
-    q, k, v = qkv
-    box = [1, 1, chosen.block_n, q.shape[2]]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)  # fp16's is the same
-    # [blocks, Hkv, page, D]: a box is a run of one head's tokens, in either order of memory.
-    keys, values = k.transpose(1, 2), v.transpose(1, 2)
-    prefill_hopper_kernel[(programs,)](
-        q,
-        TensorDescriptor(keys, list(keys.shape), list(keys.stride()), box, layout),
-        TensorDescriptor(values, list(values.shape), list(values.stride()), box, layout),
-        *rest,
-        NUM_KV_HEADS=k.shape[2],
-        GROUP=q.shape[1] // k.shape[2],
-        HEAD_DIM=q.shape[2],
-        PAGE=k.shape[1],
-        BLOCK_N=chosen.block_n,
-        STAGES=chosen.stages,
-        Q_TOKEN=q.stride(0),
-        Q_HEAD=q.stride(1),
-        num_warps=chosen.warps,
-        **dependent_launch(q),
-    )

@@ -5,7 +5,7 @@ itself is `store_kv`'s. Never picks a slot, never computes the table.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
-# ruff: noqa: ANN001, ANN201, PLR0915, PLR0917
+# ruff: noqa: ANN001, PLR0915, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
-from nv_kernels.triton.store_kv import ELEMENTS, store_half, stored
+from nv_kernels.triton.store_kv import ELEMENTS, store_half, store_kv, stored
 
 if TYPE_CHECKING:
     from nv_kernels.kv import KVCache
+
+__all__ = ["apply_rope", "qk_norm_rope_store", "store_kv"]
 
 
 @triton.jit
