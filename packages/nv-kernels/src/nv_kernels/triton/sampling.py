@@ -24,8 +24,8 @@ TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on i
 CHUNK = 4096  # tokens of a program of the greedy pass
 BINS = 1024
 PICK_WARPS = 4
-STEP, AHEAD = 64, 1  # tiles a program of the filters reads at once, and how many such reads
-WARPS, REGISTERS = 16, 64  # of a program of the filters: two of them fit a processor
+STEP, AHEAD = 32, 2  # tiles a program of the filters reads at once, and how many such reads
+WARPS, REGISTERS = 8, 128  # of a program of the filters: two of them fit a processor
 
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
