@@ -7,7 +7,7 @@ A record is eight int32: item (row * Hkv + head, -1: nothing to do), first tile,
 length, block of the first tile, block of the second, first slot of the item's partials, and
 pieces of the item * 65536 + this one's index.
 
-The rule (measured on an H100, see docs/kernels.md): the smallest chunk, cut evenly, with which
+The rule (measured on an H100): the smallest chunk, cut evenly, with which
 all pieces are resident at once; where that needs more than MAX_TILES tiles a piece, the card is
 full anyway and pieces of at most MAX_TILES go longest first, so that the hardware's dispatch
 evens out the tail. A split costs about half a tile, hence never more pieces than that.

@@ -5,7 +5,7 @@ itself is `store_kv`'s. Never picks a slot, never computes the table.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
-# ruff: noqa: ANN001, PLR0915, PLR0917
+# ruff: noqa: ANN001, ANN202, PLR0915, PLR0917
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
