@@ -169,8 +169,8 @@ class Work:
         return nk.AttentionMetadata(starts, lengths, tables, *bounds, num_decodes)
 
 
-def graph_microseconds(launch, launches: int, replays: int = 15) -> float:
-    """Median time of one launch: `launches` of them in a graph, replayed."""
+def graph_microseconds(launch, launches: int, replays: int = 15, warm: int = 2) -> float:
+    """Median time of one launch: `launches` of them in a graph, replayed after `warm` replays."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -180,15 +180,17 @@ def graph_microseconds(launch, launches: int, replays: int = 15) -> float:
     with torch.cuda.graph(graph):
         for index in range(launches):
             launch(index)
+    for _ in range(warm):
+        graph.replay()
     times = []
-    for _ in range(replays + 2):
+    for _ in range(replays):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         end.record()
         times.append((start, end))
     torch.cuda.synchronize()
-    found = sorted(start.elapsed_time(end) for start, end in times[2:])
+    found = sorted(start.elapsed_time(end) for start, end in times)
     return found[replays // 2] * 1e3 / launches
 
 

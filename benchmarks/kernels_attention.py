@@ -29,13 +29,13 @@ def compile_part(part: int) -> None:
     torch.cuda.synchronize()
 
 
-def measure(case) -> dict[str, float | str]:
+def measure(case, warm: int) -> dict[str, float | str]:
     rows = len(case.rows)
     decodes = case.rows[0][0] == 1
     work = Work(case, SETS.get(rows, 2) if decodes else 2)
     launches = LAUNCHES.get(rows, 10) if decodes else 6
     error = work.error()
-    micros = graph_microseconds(work.attend, launches)
+    micros = graph_microseconds(work.attend, launches, warm=warm)
     figures = {
         "microseconds": round(micros, 2),
         "plan_microseconds": round(graph_microseconds(work.plan, 10), 2),
@@ -57,6 +57,7 @@ def measure(case) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compile-part", type=int)
+    parser.add_argument("--sustained", action="store_true", help="heat the card before each case")
     parser.add_argument("--save")
     args = parser.parse_args()
     if args.compile_part is not None:
@@ -69,9 +70,14 @@ def main() -> None:
         raise SystemExit("a kernel did not compile")
     figures = {}
     for case in decode_cases() + prefill_cases():
-        figures[case.name] = measure(case)
+        launches = LAUNCHES.get(len(case.rows), 10)
+        warm = 2000 // launches if args.sustained else 2
+        figures[case.name] = measure(case, warm)
         print(case.name, figures[case.name], flush=True)
-    report("kernels_attention", {"cases": figures, "matmul_ceiling": matmul_ceiling()}, args.save)
+    load = "sustained" if args.sustained else "burst"
+    ceiling = matmul_ceiling()
+    figures = {"load": load, "cases": figures, "matmul_ceiling": ceiling}
+    report("kernels_attention", figures, args.save)
 
 
 if __name__ == "__main__":

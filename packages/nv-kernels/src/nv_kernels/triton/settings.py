@@ -99,6 +99,8 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
     if 8 * items <= processors:
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=min(32, room))
+    if items <= processors and members > 4:
+        return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=2, merge=min(8, room))
     if items <= processors:
         return DecodeSettings(tile, 2, 2, 4 * processors, prefetch=2, merge=min(8, room))
     if items <= 8 * processors:
