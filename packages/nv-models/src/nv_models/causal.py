@@ -10,6 +10,7 @@ from torch import nn
 
 from nv_models.config import ModelConfig
 from nv_models.context import ForwardContext
+from nv_models.layers.embedding import Vocabulary
 
 
 class CausalLM(nn.Module, ABC):
@@ -20,6 +21,7 @@ class CausalLM(nn.Module, ABC):
     """
 
     config: ModelConfig
+    lm_head: Vocabulary
 
     @abstractmethod
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:

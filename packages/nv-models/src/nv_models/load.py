@@ -15,6 +15,7 @@ from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
 from nv_models.locate import gguf_in, resolve
+from nv_models.packing import pack_weights
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
 from nv_models.registry import model_class
@@ -65,6 +66,7 @@ def load_model(
         load_weights(model, checkpoint)
     else:
         fill_dummy(model, seed)
+    pack_weights(model, model.lm_head)
     return model
 
 

@@ -6,7 +6,7 @@ Owns the meaning of each op, rounding points included. Never looks at the device
 from nv_kernels.reference.activation import silu_and_mul
 from nv_kernels.reference.attention import attention
 from nv_kernels.reference.kv import copy_blocks, store_kv
-from nv_kernels.reference.linear import embedding, linear
+from nv_kernels.reference.linear import embedding, linear, pack_weight
 from nv_kernels.reference.norm import add_rms_norm, rms_norm
 from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
 from nv_kernels.reference.sampling import sample
@@ -18,6 +18,7 @@ __all__ = [
     "copy_blocks",
     "embedding",
     "linear",
+    "pack_weight",
     "qk_norm_rope_store",
     "rms_norm",
     "sample",

@@ -23,6 +23,7 @@ class Vocabulary(nn.Module):
         self.kept = self.parallel.split_vocabulary(vocab_size)
         rows = self.parallel.vocabulary_rows(vocab_size)
         self.weight = placement.zeros(rows, hidden_size)  # [V of this rank, E]
+        self.head_weight: torch.Tensor | None = None  # the same, packed for the head's product
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Ids [T] -> hidden states [T, E]; a rank contributes zeros for the ids of others."""
@@ -35,7 +36,8 @@ class Vocabulary(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, E] -> logits [R, V] on every rank, without the padding."""
-        logits = self.parallel.all_gather_last(nk.linear(hidden, self.weight))
+        weight = self.weight if self.head_weight is None else self.head_weight
+        logits = self.parallel.all_gather_last(nk.linear(hidden, weight))
         return logits[:, : self.vocab_size].contiguous()
 
     def shards(self, name: str) -> Iterator[Shard]:
