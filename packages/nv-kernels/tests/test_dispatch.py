@@ -21,8 +21,13 @@ def test_surface():
         "AttentionShape",
         "KVCache",
         "KVLayout",
+        "LayerWeights",
         "SamplingTensors",
+        "Stream",
         "attention_backend",
+        "attention_input",
+        "attention_output",
+        "normalise",
         "reference",
     }
     assert all(hasattr(nk, name) for name in nk.__all__)

@@ -32,7 +32,9 @@ watcher.start()
 model = load_model(sys.argv[1], dtype="bfloat16", parallel=TensorParallel(1, int(sys.argv[3])))
 done.set()
 watcher.join()
-shards = sum(p.numel() * p.element_size() for p in model.parameters())
+weights = {id(w): w for m in model.modules() for w in (*m.parameters(False), *vars(m).values())
+           if isinstance(w, torch.Tensor)}  # a packed weight is no parameter
+shards = sum(w.numel() * w.element_size() for w in weights.values())
 print(json.dumps({"peak": max(peak, anonymous()) - before, "shards": shards}))
 """
 

@@ -41,6 +41,8 @@ class LayerWeights:
         eps: of both norms.
         qkv_bias: [(Hq + 2 Hkv) D] or None.
         output_bias: [E] or None; with tensor parallelism on one rank only.
+        gate_up_bias: [2F] or None.
+        down_bias: [E] or None; with tensor parallelism on one rank only.
     """
 
     attention_norm: torch.Tensor
@@ -52,6 +54,8 @@ class LayerWeights:
     eps: float
     qkv_bias: torch.Tensor | None = None
     output_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
 
 
 class Stream(NamedTuple):
@@ -121,8 +125,8 @@ def attention_output(
     summed = reduce or _itself
     projected = summed(dispatch.linear(attended, layer.output, layer.output_bias))
     normed, hidden = normalise(Stream(stream.hidden, projected), layer.mlp_norm, layer.eps)
-    activated = dispatch.silu_and_mul(dispatch.linear(normed, layer.gate_up))
-    return Stream(hidden, summed(dispatch.linear(activated, layer.down)))
+    activated = dispatch.silu_and_mul(dispatch.linear(normed, layer.gate_up, layer.gate_up_bias))
+    return Stream(hidden, summed(dispatch.linear(activated, layer.down, layer.down_bias)))
 
 
 def normalise(

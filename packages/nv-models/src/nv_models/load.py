@@ -66,7 +66,7 @@ def load_model(
         load_weights(model, checkpoint)
     else:
         fill_dummy(model, seed)
-    pack_weights(model, model.lm_head)
+    pack_weights(model, model.lm_head, config.tie_word_embeddings)
     return model
 
 

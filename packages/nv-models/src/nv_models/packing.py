@@ -5,18 +5,25 @@ embedding has, the table stays beside its packed copy.
 """
 
 import nv_kernels as nk
+import torch
 from torch import nn
 
 from nv_models.layers.embedding import Vocabulary
 from nv_models.layers.linear import ColumnLinear, RowLinear
 
 
-def pack_weights(model: nn.Module, head: Vocabulary) -> None:
+def pack_weights(model: nn.Module, head: Vocabulary, tied: bool) -> None:
     """Pack every matrix of a loaded model; one at a time, so that no second model is in memory."""
     for module in model.modules():
         if isinstance(module, ColumnLinear | RowLinear):
-            packed = nk.pack_weight(module.weight)
-            if packed is not module.weight:  # and so no nn.Parameter
-                del module.weight
-                setattr(module, "weight", packed)  # noqa: B010  # typed as the parameter it was
+            replace_weight(module, nk.pack_weight(module.weight))
     head.head_weight = nk.pack_weight(head.weight)
+    if not tied:
+        replace_weight(head, head.head_weight)
+
+
+def replace_weight(module: nn.Module, packed: torch.Tensor) -> None:
+    """Let go of the parameter `weight` for a packed tensor, which is no nn.Parameter."""
+    if packed is not module.weight:
+        del module.weight
+        module.weight = packed

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nv_kernels.chain import LayerWeights, Stream
+from nv_kernels.triton.activation import silu_and_mul
 from nv_kernels.triton.forms import Gemv
 from nv_kernels.triton.gemv import gemv
 from nv_kernels.triton.linear import form_for, gated_linear, linear, linear_partials
@@ -46,7 +47,8 @@ def attention_output(
     """Project, then feed forward; see `nv_kernels.chain.attention_output`."""
     output, gate_up = form_for(attended, layer.output), form_for(stream.hidden, layer.gate_up,
                                                                  gated=True)  # fmt: skip
-    if reduce is None and isinstance(output, Gemv) and isinstance(gate_up, Gemv):
+    biased = layer.gate_up_bias is not None or layer.down_bias is not None
+    if reduce is None and not biased and isinstance(output, Gemv) and isinstance(gate_up, Gemv):
         return _few(layer, attended, stream.hidden, output, gate_up)
     if reduce is not None:
         pending = reduce(linear(attended, layer.output, layer.output_bias))
@@ -55,9 +57,14 @@ def attention_output(
     else:
         pending = linear_partials(attended, layer.output)
     normed, hidden = _normalise(Stream(stream.hidden, pending), layer.mlp_norm, layer.eps)
-    activated = gated_linear(normed, layer.gate_up)
+    if layer.gate_up_bias is None:
+        activated = gated_linear(normed, layer.gate_up)
+    else:
+        activated = silu_and_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
     if reduce is not None:
-        return Stream(hidden, reduce(linear(activated, layer.down)))
+        return Stream(hidden, reduce(linear(activated, layer.down, layer.down_bias)))
+    if layer.down_bias is not None:
+        return Stream(hidden, linear(activated, layer.down, layer.down_bias))
     return Stream(hidden, linear_partials(activated, layer.down))
 
 

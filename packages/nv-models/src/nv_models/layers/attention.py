@@ -1,6 +1,6 @@
 """Grouped-query attention over a paged KV cache.
 
-Owns: the projections, and the order of the three steps: write K and V, attend, project.
+Owns: the projections' weights, and the two steps between them: write K and V, attend.
 Never: chooses a backend or a block; both come with the context.
 """
 
@@ -50,10 +50,9 @@ class Attention(nn.Module):
         self.scale = dim**-0.5
 
     def forward(
-        self, x: torch.Tensor, cos_sin: torch.Tensor, kv: nk.KVCache, context: ForwardContext
+        self, qkv: torch.Tensor, cos_sin: torch.Tensor, kv: nk.KVCache, context: ForwardContext
     ) -> torch.Tensor:
-        """[T, E] -> [T, E]; this step's K and V are in `kv` afterwards."""
-        qkv = self.qkv_proj(x)  # [T, (Hq + 2 Hkv) D]
+        """Qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]; this step's K and V are in `kv` afterwards."""
         q = nk.qk_norm_rope_store(
             qkv,
             self.q_norm.weight if self.q_norm else None,
@@ -66,5 +65,4 @@ class Attention(nn.Module):
             self.num_q_heads,
         )  # [T, Hq, D]
         out = context.backend.attend(q, kv, context.attention, context.plan, self.scale)
-        projected: torch.Tensor = self.o_proj(out.flatten(1))  # [T, Hq D] -> [T, E]
-        return projected
+        return out.flatten(1)

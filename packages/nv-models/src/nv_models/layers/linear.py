@@ -2,13 +2,12 @@
 
 Owns: the pair of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): a column layer splits the
 output features and needs no sum; a row layer splits the input features and ends in one.
-Never: knows what the features mean.
+Never: knows what the features mean, or multiplies: `nv_kernels.chain` does.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import nv_kernels as nk
 import torch
 from torch import nn
 
@@ -49,10 +48,6 @@ class ColumnLinear(nn.Module):
         self.weight = placement.empty(rows, in_features)  # [N, K]
         self.bias = placement.empty(rows) if bias else None  # [N]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, K] -> [T, N]."""
-        return nk.linear(x, self.weight, self.bias)
-
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
         parent = name.rpartition(".")[0]
@@ -81,10 +76,10 @@ class RowLinear(nn.Module):
         self.weight = placement.empty(out_features, len(self.kept))  # [N, K]
         self.bias = placement.empty(out_features) if bias else None  # [N]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, K] -> [T, N]; the bias enters the sum once, from rank 0."""
-        bias = self.bias if self.parallel.rank == 0 else None
-        return self.parallel.all_reduce(nk.linear(x, self.weight, bias))
+    @property
+    def own_bias(self) -> torch.Tensor | None:
+        """What this rank adds: the bias enters the sum over the ranks once, from rank 0."""
+        return self.bias if self.parallel.rank == 0 else None
 
     def shards(self, name: str) -> Iterator[Shard]:
         """This rank's columns, and the whole bias."""

@@ -1,7 +1,5 @@
 """The gated feed-forward layer. Owns: three matrices, two of them stacked in one."""
 
-import nv_kernels as nk
-import torch
 from torch import nn
 
 from nv_models.config import ModelConfig
@@ -19,9 +17,3 @@ class GatedMLP(nn.Module):
         gate_up = Part("gate_proj", width, kept), Part("up_proj", width, kept)
         self.gate_up_proj = ColumnLinear(config.hidden_size, gate_up, config.mlp_bias, placement)
         self.down_proj = RowLinear(width, config.hidden_size, config.mlp_bias, placement)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, E] -> [T, E]."""
-        gate_up = self.gate_up_proj(x)  # [T, 2F]
-        out: torch.Tensor = self.down_proj(nk.silu_and_mul(gate_up))  # [T, F] -> [T, E]
-        return out

@@ -1,9 +1,7 @@
-"""RMS norm, fused with the residual sum. Owns: one weight, whole on every rank."""
+"""RMS norm. Owns: one weight, whole on every rank; `nv_kernels.chain` applies it."""
 
 from collections.abc import Iterator
 
-import nv_kernels as nk
-import torch
 from torch import nn
 
 from nv_models.placement import Placement, Shard
@@ -16,12 +14,6 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = placement.empty(size)  # [E]
         self.eps = eps
-
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual [T, E] -> norm of their sum, and the sum; without a residual the sum is x."""
-        return nk.add_rms_norm(x, residual, self.weight, self.eps)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The whole weight."""
