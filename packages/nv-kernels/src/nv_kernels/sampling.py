@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingTensors:
-    """Sampling parameters of R rows, each [R], contiguous, on the logits' device.
+    """Sampling parameters of R rows, each [R] on the logits' device.
 
     Attributes:
         temperature: fp32; 0 is greedy.
@@ -35,8 +35,3 @@ class SamplingTensors:
     positions: torch.Tensor
     all_greedy: bool
     any_filter: bool
-
-    def __post_init__(self) -> None:
-        """Refuse a strided column: a kernel reads row r at r."""
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.positions)
-        assert all(column.is_contiguous() for column in columns)

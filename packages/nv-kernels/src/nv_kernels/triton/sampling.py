@@ -6,6 +6,7 @@ graph can hold it; the two host flags of SamplingTensors alone choose the launch
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,18 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
         if sampling.all_greedy:
             _greedy(logits, out)
         else:
-            _draw(logits, sampling, out)
+            _draw(logits, _contiguous(sampling), out)
     return out
+
+
+def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
+    """Give each column a row at every element: the kernels read row r at r."""
+    columns = {
+        name: column.contiguous()
+        for name, column in vars(sampling).items()
+        if isinstance(column, torch.Tensor)
+    }
+    return replace(sampling, **columns)
 
 
 def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
