@@ -52,12 +52,15 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
 
 def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
     """Give each column a row at every element: the kernels read row r at r."""
-    columns = {
-        name: column.contiguous()
-        for name, column in vars(sampling).items()
-        if isinstance(column, torch.Tensor)
-    }
-    return replace(sampling, **columns)
+    return replace(
+        sampling,
+        temperature=sampling.temperature.contiguous(),
+        top_k=sampling.top_k.contiguous(),
+        top_p=sampling.top_p.contiguous(),
+        min_p=sampling.min_p.contiguous(),
+        seeds=sampling.seeds.contiguous(),
+        positions=sampling.positions.contiguous(),
+    )
 
 
 def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
