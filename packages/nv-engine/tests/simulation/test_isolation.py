@@ -1,9 +1,17 @@
 """What one request does wrong, or an interrupt, costs the others nothing."""
 
 import pytest
-from nv_engine.engine import Engine
+from nv_engine.engine import UNBUILT, Engine
 from nv_engine.params import SamplingParams
 from nv_engine.scheduling.policy import longest_first
+
+ASKED = {
+    "repetition_penalty": 1.5,
+    "logit_bias": {3: 1.0},
+    "allowed_token_ids": [3],
+    "bad_words": ["x"],
+    "structured_outputs": {"choice": ["a"]},
+}
 
 
 class Break:
@@ -59,6 +67,14 @@ def test_n13_ids_outside_the_vocabulary_in_the_parameters(simulation, more):
     with pytest.raises(ValueError, match=f"{next(iter(more))} has token id 29"):
         sim.engine.add([5], SamplingParams(**more))
     assert not sim.engine.has_unfinished
+
+
+@pytest.mark.parametrize("name", UNBUILT)
+def test_what_is_not_built_is_refused_by_name(simulation, name):
+    sim = simulation()
+    with pytest.raises(NotImplementedError, match=name):
+        sim.engine.add([5], SamplingParams(**{name: ASKED.get(name, 1)}))
+    sim.check_idle()
 
 
 def test_n07_a_refused_request_leaves_nothing_behind(simulation):
