@@ -63,12 +63,13 @@ class Grouping:
     """A step, grouped.
 
     Attributes:
-        rows: [Q] query rows that see anything, in the order of the groups.
+        rows: [Q] query rows that see anything, in the order of the groups; None: the first Q,
+            as they come.
         decodes: groups of sequences with one query.
         chunks: the other sequences.
     """
 
-    rows: torch.Tensor
+    rows: torch.Tensor | None
     decodes: tuple[Decodes, ...]
     chunks: tuple[Chunk, ...]
 
@@ -101,13 +102,15 @@ def group(metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> G
     for members in _split(singles):
         rows = _append(order, members)
         slots, mask = _padded(members, tables, block_size, dtype)
-        decodes.append(Decodes(rows, members[0].context_len, slots, mask))
+        decodes.append(Decodes(rows, max(s.context_len for s in members), slots, mask))
     corner = _corner(longer, dtype, tables.device)
     for sequence in longer:
         rows = _append(order, [sequence])
         slots = _slots(sequence, tables, block_size)
         chunks.append(Chunk(rows, slots, corner))
-    rows_of_groups = torch.tensor(order, dtype=torch.int64, device=tables.device)
+    rows_of_groups = None
+    if order != list(range(int(metadata.query_start[-1]))):
+        rows_of_groups = torch.tensor(order, dtype=torch.int64, device=tables.device)
     return Grouping(rows_of_groups, tuple(decodes), tuple(chunks))
 
 
@@ -142,7 +145,7 @@ def _split(sequences: list[_Sequence]) -> list[list[_Sequence]]:
                 continue
         groups.append([sequence])
         padding = 0
-    return groups
+    return [sorted(group, key=lambda s: s.query_start) for group in groups]
 
 
 def _padded(
@@ -154,12 +157,13 @@ def _padded(
     device = tables.device
     index = torch.tensor([s.index for s in members], device=device)
     lengths = torch.tensor([s.context_len for s in members], device=device)[:, None]
-    places = torch.arange(members[0].context_len, device=device)  # [C]
+    longest = max(s.context_len for s in members)
+    places = torch.arange(longest, device=device)  # [C]
     padding = places >= lengths  # [N, C]
     places = places.expand_as(padding).masked_fill(padding, 0)
     blocks = tables[index].gather(1, places // block_size).long()  # [N, C]
     slots = (blocks * block_size + places % block_size).flatten()
-    if members[-1].context_len == members[0].context_len:
+    if all(s.context_len == longest for s in members):
         return slots, None
     mask = torch.zeros(padding.shape, dtype=dtype, device=device)
     return slots, mask.masked_fill_(padding, float("-inf"))[:, None, None]

@@ -71,11 +71,18 @@ class TorchAttention:
         Returns:
             [T, Hq, D] in q's dtype; rows that see nothing are 0.
         """
-        grouped = q.index_select(0, plan.rows)  # [Q, Hq, D]
+        grouped = q if plan.rows is None else q.index_select(0, plan.rows)  # [Q, Hq, D]
         outs = [_decode(grouped[part.rows], part, kv, scale) for part in plan.decodes]
         outs += [_chunk(grouped[part.rows], part, kv, scale) for part in plan.chunks]
+        if not outs:
+            return torch.zeros_like(q, memory_format=torch.contiguous_format)
+        seen = outs[0] if len(outs) == 1 else torch.cat(outs)
+        if plan.rows is None and seen.shape[0] == q.shape[0]:
+            return seen
+        rows = slice(seen.shape[0]) if plan.rows is None else plan.rows
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
-        return out.index_copy_(0, plan.rows, torch.cat(outs)) if outs else out
+        out[rows] = seen
+        return out
 
 
 def _decode(q: torch.Tensor, part: Decodes, kv: KVCache, scale: float) -> torch.Tensor:

@@ -25,8 +25,8 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
         slot_mapping: [T] int32 or int64, block * block_size + offset; -1: not stored. No slot
             appears twice.
     """
-    keep = slot_mapping >= 0
-    if not bool(keep.all()):
+    if slot_mapping.numel() and int(slot_mapping.min()) < 0:
+        keep = slot_mapping >= 0
         k, v, slot_mapping = k[keep], v[keep], slot_mapping[keep]
     _put(kv.k, slot_mapping.long(), _encode(k, kv.k.dtype, kv.k_scale))
     _put(kv.v, slot_mapping.long(), _encode(v, kv.v.dtype, kv.v_scale))
