@@ -1,9 +1,13 @@
 """The engine on a real model: tokens do not depend on how the work was cut."""
 
+from itertools import pairwise
+
 import pytest
+import torch
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
+from transformers import AutoModelForCausalLM
 
 
 def run(checkpoint, prompts, params, **options):
@@ -52,3 +56,95 @@ def test_n33_a_seeded_draw_depends_on_nobody(checkpoint):
     for options in ({}, {"num_kvcache_blocks": 7}, {"max_in_flight": 0, "max_burst": 3}):
         assert run(checkpoint, PROMPTS, params, **options)[0][:1] == alone
         assert run(checkpoint, PROMPTS[::-1], params, **options)[0][-1:] == alone
+
+
+CONTROLS = {
+    "repetition": ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+    "bias": (
+        {"logit_bias": {9: 4.0, 30: -9.0}},
+        {"sequence_bias": [[[9], 4.0], [[30], -9.0]]},
+    ),
+    "allowed": (
+        {"allowed_token_ids": list(range(5, 40))},
+        {"suppress_tokens": [*range(5), *range(40, 320)]},
+    ),
+    "min_tokens": (
+        {"min_tokens": 30, "logit_bias": {1: 30.0}},
+        {"min_new_tokens": 30, "sequence_bias": [[[1], 30.0]]},
+    ),
+    "plain": ({}, {}),
+}
+ROADS = [
+    {"max_in_flight": 0},
+    {"max_in_flight": 2, "max_burst": 4},
+    {"max_num_batched_tokens": 7},
+    {"num_kvcache_blocks": 9},
+]
+
+
+def run_each(checkpoint, requests, **options):
+    """Tokens of every completion, in order of request and index."""
+    settings = {"max_model_len": 256, "kvcache_block_size": 16, "device": "cpu", "max_num_seqs": 16}
+    engine = Engine(EngineConfig(model=str(checkpoint), **{**settings, **options}))
+    ids = [engine.add(prompt, params) for prompt, params in requests]
+    tokens = {
+        (i, n): [] for i, (_, params) in zip(ids, requests, strict=True) for n in range(params.n)
+    }
+    while engine.has_unfinished:
+        for update in engine.step().updates:
+            tokens[update.request_id, update.index] += update.token_ids
+    squeezed = engine.metrics.num_preemptions > 0
+    engine.close()
+    assert squeezed == ("num_kvcache_blocks" in options)
+    return list(tokens.values())
+
+
+@pytest.fixture(scope="module")
+def generated(checkpoint):
+    """What transformers generates greedily under each control, EOS not among the ends."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    found = []
+    for prompt, (_, options) in zip(CONTROL_PROMPTS, CONTROLS.values(), strict=True):
+        with torch.inference_mode():
+            ids = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                do_sample=False,
+                max_new_tokens=40,
+                pad_token_id=0,
+                **options,
+            )
+        found.append(ids[0, len(prompt) :].tolist())
+    return found
+
+
+CONTROL_PROMPTS = [*PROMPTS, PROMPTS[2]]
+
+
+@pytest.mark.parametrize("options", ROADS, ids=str)
+def test_controls_in_one_batch_equal_transformers(checkpoint, generated, options):
+    requests = [
+        (prompt, SamplingParams(temperature=0, max_tokens=40, **fields))
+        for prompt, (fields, _) in zip(CONTROL_PROMPTS, CONTROLS.values(), strict=True)
+    ]
+    assert run_each(checkpoint, requests, **options) == generated
+
+
+def test_drawn_controls_depend_on_nobody(checkpoint):
+    """All at once, with n 2, preempted and overlapped: the draws of a request alone."""
+    words = [[token, other] for token in range(5, 60) for other in range(5, 60)]
+    fields = (
+        {"bad_words_token_ids": words, "temperature": 0.8},
+        {"presence_penalty": 1.5, "frequency_penalty": 1.0, "repetition_penalty": 1.2},
+        {"allowed_token_ids": list(range(5, 60)), "bad_words_token_ids": words[::2], "top_k": 20},
+        {"logit_bias": dict.fromkeys(range(100, 140), 3.0), "min_tokens": 9, "top_p": 0.9},
+    )
+    requests = [
+        (prompt, SamplingParams(n=2, seed=4, max_tokens=30, ignore_eos=True, **more))
+        for prompt, more in zip(PROMPTS, fields, strict=True)
+    ]
+    alone = [tokens for request in requests for tokens in run_each(checkpoint, [request])]
+    for options in ROADS:
+        assert run_each(checkpoint, requests, **options) == alone
+    pairs = {(a, b) for tokens in alone[:2] for a, b in pairwise(tokens)}
+    assert not pairs & set(map(tuple, words))

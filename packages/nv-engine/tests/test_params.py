@@ -101,3 +101,10 @@ def test_unknown_field_and_positional_are_type_errors() -> None:
         SamplingParams(temprature=1.0)
     with pytest.raises(TypeError):
         SamplingParams(2)
+
+
+@pytest.mark.parametrize("words", [[[3], []], [[4, -1]], [["a"]]])
+def test_bad_words_as_ids_are_token_ids(words: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="bad_words_token_ids"):
+        SamplingParams(bad_words_token_ids=words)
+    assert SamplingParams(bad_words_token_ids=[[3], (4, 5)]).bad_words is None

@@ -104,6 +104,8 @@ class Processor:
                 f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
                 "use stop_token_ids"
             )
+        if unbuilt := params.changed(("logprobs", "prompt_logprobs")):
+            raise NotImplementedError(f"{', '.join(unbuilt)}: not built yet, leave it out")
         self._engine.validate(prompt.token_ids, params)
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:

@@ -3,6 +3,7 @@
 Owns nothing; names no tensor. A batch is a list of chunks: decoding is a chunk of one token.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nv_engine.params import SamplingParams
@@ -18,6 +19,8 @@ class Admission(NamedTuple):
     prompt_len: int
     token_ids: tuple[int, ...]
     """Prompt and what was generated so far (penalties count them)."""
+    prompt_logprobs: int | None = None
+    """Most likely tokens wanted beside each of the prompt's; None: nobody asks for these."""
 
 
 class BlockAppend(NamedTuple):
@@ -63,7 +66,25 @@ class Batch(NamedTuple):
         return sum(chunk.num_tokens for chunk in self.chunks)
 
 
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position, from the raw logits: a token's and the most likely ones'.
+
+    Natural logarithms; no control and no temperature is in them.
+    """
+
+    token_ids: list[int]
+    """The token itself, then the most likely ones, best first (the token may be among them)."""
+    logprobs: list[float]
+    rank: int
+    """Of the token itself: 1 plus the number of tokens that are more likely."""
+
+
 class StepResult(NamedTuple):
-    """What came back: token_ids[step][i] for the i-th chunk that samples."""
+    """What came back."""
 
     token_ids: list[list[int]]
+    """token_ids[step][i], for the i-th chunk that samples."""
+    logprobs: Mapping[int, Sequence[TokenLogprobs]] | None = None
+    """By slot, one a step, of the sequences that asked for them; None if none did."""
+    prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] | None = None
+    """By slot: of the prompt tokens that follow the ones computed in this step."""

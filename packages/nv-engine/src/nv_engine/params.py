@@ -5,7 +5,7 @@ they are) and never touches a tensor.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,8 +31,11 @@ class SamplingParams:
     min_p: float = 0.0
     """Least probability, relative to the most likely token's, in [0, 1]."""
     presence_penalty: float = 0.0
+    """Taken from the logit of every token that was generated already."""
     frequency_penalty: float = 0.0
+    """Taken once for each time that the token was generated."""
     repetition_penalty: float = 1.0
+    """Divides (negative: multiplies) the logit of every token of the prompt and the completion."""
     seed: int | None = None
     """Makes the draws depend on (seed, completion index, position) alone."""
     max_tokens: int | None = 16
@@ -44,10 +47,17 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    """Most likely tokens to report beside each drawn one, by raw logits; -1: the vocabulary."""
     prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, which are then computed even where they are cached."""
     logit_bias: dict[int, float] | None = None
+    """Added to the logits of these tokens."""
     allowed_token_ids: list[int] | None = None
+    """No other token is drawn."""
     bad_words: list[str] | None = None
+    """Texts whose last token is not drawn after their others; the engine takes them as ids."""
+    bad_words_token_ids: Sequence[Sequence[int]] | None = None
+    """Bad words as token ids; `bad_words` adds to them where there is a tokenizer."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -102,6 +112,10 @@ class SamplingParams:
         _token_ids("logit_bias", self.logit_bias)
         for token, bias in (self.logit_bias or {}).items():
             _real(f"logit_bias[{token}]", bias, -math.inf, math.inf)
+        for word in self.bad_words_token_ids or ():
+            _token_ids("bad_words_token_ids", word)
+            if not word:
+                raise ValueError("bad_words_token_ids has an empty entry: each must have a token")
         if any(not isinstance(word, str) or not word for word in self.bad_words or []):
             raise ValueError(f"bad_words is {self.bad_words!r}: each must be a non-empty string")
 

@@ -12,7 +12,7 @@ read, copies that chain.
 from collections import Counter, deque
 
 import pytest
-from nv_engine.batch import StepResult
+from nv_engine.batch import StepResult, TokenLogprobs
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
 from nv_engine.executor.base import ModelFacts
@@ -63,6 +63,10 @@ def truth(prompt, params, seed, limit):
         cells.append(cell)
 
 
+def said_of(token):
+    return TokenLogprobs([token], [0.0], 1)
+
+
 class Row:
     """What a slot holds from one admission to the next."""
 
@@ -71,6 +75,9 @@ class Row:
         self.seed = draw_seed(admission.params, admission.seed)
         self.min_length = admission.prompt_len + admission.params.min_tokens
         self.stops = stop_ids(admission.params)
+        self.prompt = admission.token_ids[: admission.prompt_len]
+        self.wants_logprobs = admission.params.logprobs is not None
+        self.wants_prompt = admission.prompt_logprobs is not None
         self.table = []
         self.length = None  # tokens computed; None: nothing yet
         self.last = None  # the token that it drew last
@@ -118,7 +125,8 @@ class FakeExecutor:
         blocks = [block for row in rows for block in row.table[: -(-row.length // size)]]
         self.reading.update(blocks)
         slots = {chunk.slot for chunk in batch.chunks}
-        pending = FakePending(self, self.num_batches, StepResult(steps), blocks, slots)
+        result = StepResult(steps, *self._logprobs(batch, steps))
+        pending = FakePending(self, self.num_batches, result, blocks, slots)
         self.unread.append(pending)
         return pending
 
@@ -167,6 +175,22 @@ class FakeExecutor:
             self.cells[destination][:] = [UNWRITTEN] * self.facts.block_size
             self.cells[destination][:count] = self.cells[source][:count]
             self.written[destination] = self.num_batches
+
+    def _logprobs(self, batch, steps):
+        """Say nothing but the token itself, of drawn tokens and of the prompts'."""
+        sampling = [chunk.slot for chunk in batch.chunks if chunk.samples]
+        drawn = {
+            slot: [said_of(token) for token in tokens]
+            for slot, tokens in zip(sampling, zip(*steps, strict=True), strict=True)
+            if self.rows[slot].wants_logprobs
+        }
+        prompts = {}
+        for slot, start, num_tokens, token_ids, _ in batch.chunks:
+            row = self.rows[slot]
+            said = [said_of(token) for token in row.prompt[start + 1 : start + num_tokens + 1]]
+            if token_ids and row.wants_prompt and said:
+                prompts[slot] = said
+        return drawn or None, prompts or None
 
     def _step(self, batch):
         return [token for chunk in batch.chunks if (token := self._compute(chunk)) is not None]
@@ -224,6 +248,8 @@ class Simulation:
         self.limit = min(max_model_len, num_blocks * block_size + 1)
         self.requests = {}
         self.tokens = {}
+        self.logprobs = {}
+        self.prompt_logprobs = {}
         self.finished = {}
         self.outputs = []
 
@@ -235,6 +261,7 @@ class Simulation:
         self.requests[request_id] = (list(prompt), params, stream)
         for index in range(params.n):
             self.tokens[request_id, index] = []
+            self.logprobs[request_id, index] = []
         return request_id
 
     def take(self, updates):
@@ -243,6 +270,10 @@ class Simulation:
             assert key not in self.finished, "an update after the last"
             assert update.token_ids or update.finish_reason in ("abort", "error")
             self.tokens[key] += update.token_ids
+            self.logprobs[key] += update.logprobs or ()
+            if update.prompt_logprobs is not None:
+                assert key not in self.prompt_logprobs, "a prompt's logprobs come twice"
+                self.prompt_logprobs[key] = list(update.prompt_logprobs)
             if update.finish_reason is not None:
                 self.finished[key] = update.finish_reason, update.stop_reason
 
@@ -277,6 +308,11 @@ class Simulation:
                 assert tokens == want[0][: len(tokens)]
             else:
                 assert (tokens, *self.finished[request_id, index]) == want
+            said = [] if params.logprobs is None else [said_of(token) for token in tokens]
+            assert self.logprobs[request_id, index] == said
+            asked = tokens and index == 0 and params.prompt_logprobs is not None
+            said = [said_of(token) for token in prompt[1:]] if asked else None
+            assert self.prompt_logprobs.get((request_id, index)) == said
         self.check_idle()
 
     def check_idle(self):

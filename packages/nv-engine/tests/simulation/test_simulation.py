@@ -23,6 +23,8 @@ def random_params(rng, size):
         min_tokens=rng.choice((0, 0, rng.randint(0, max_tokens or 5))),
         ignore_eos=rng.random() < 0.4 and max_tokens is not None,
         stop_token_ids=rng.choice((None, [rng.randrange(29)])),
+        logprobs=rng.choice((None, None, None, 0)),
+        prompt_logprobs=rng.choice((None, None, None, None, 0)),
     )
 
 

@@ -6,7 +6,7 @@ there is room. Which block is taken is nv_cache's choice.
 
 from nv_cache import BlockManager
 
-from nv_engine.batch import Admission, BlockAppend, BlockCopy
+from nv_engine.batch import Admission, BlockAppend, BlockCopy, StepResult
 from nv_engine.scheduling.draft import Draft
 from nv_engine.scheduling.sequence import Sequence
 
@@ -36,7 +36,9 @@ class Placement:
         if sequence is self._refused:
             return False
         blocks, known = self.blocks, tuple(sequence.token_ids)
-        table = blocks.match(known, chain=sequence.chain)
+        # What is cached is not computed, and so says nothing of the prompt's probabilities.
+        wants_prompt = sequence.prompt_logprobs is not None
+        table = blocks.match(() if wants_prompt else known, chain=sequence.chain)
         sequence.chain = table.chain
         copies = [
             BlockCopy(copy.source, copy.destination, copy.num_tokens) for copy in table.copies
@@ -57,7 +59,14 @@ class Placement:
             sequence.num_cached_tokens = table.num_cached
         self.running[sequence.slot] = sequence
         draft.admissions.append(
-            Admission(sequence.slot, sequence.params, sequence.seed, sequence.prompt_len, known)
+            Admission(
+                sequence.slot,
+                sequence.params,
+                sequence.seed,
+                sequence.prompt_len,
+                known,
+                sequence.params.prompt_logprobs if wants_prompt else None,
+            )
         )
         draft.appends.append(BlockAppend(sequence.slot, 0, tuple(table.ids)))
         draft.copies += copies
@@ -78,6 +87,15 @@ class Placement:
             new_ids = tuple(table.ids[num_held:])
             draft.appends.append(BlockAppend(sequence.slot, num_held, new_ids))
         return True
+
+    def note_logprobs(self, result: StepResult) -> None:
+        """Give the sequences what a step's result says of log-probabilities."""
+        for slot, tokens in (result.logprobs or {}).items():
+            self.running[slot].logprobs = tokens
+        for slot, tokens in (result.prompt_logprobs or {}).items():
+            said = self.running[slot].prompt_logprobs
+            assert said is not None, "nobody asked"
+            said += tokens
 
     def burst(self, most: int) -> int:
         """How many decode steps, `most` at most, can run at once before anything is due.

@@ -1,0 +1,208 @@
+"""ControlTables: what the controls of each running sequence need on the device, by slot.
+
+Owns allowed tokens, words, biases, penalties, counts and recent tokens. Never changes a logit. A
+table has rows up to the highest slot that asked for it, so a control costs memory only where it is
+used: beside its first row nothing is allocated until then, and a table that grows moves.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nv_engine.batch import Admission
+from nv_engine.device.controls import ANY, NO_CONTROLS, ControlFlags
+from nv_engine.device.upload import upload
+from nv_engine.params import SamplingParams
+
+MIN_ROWS = 8
+
+
+class SlotTable:
+    """[n + 1, ...]: the rows of slots 0 .. n - 1, and one that stands for all others.
+
+    What nobody wrote is neutral: it makes the control do nothing.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        shape: tuple[int, ...],
+        neutral: float,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._num_slots = num_slots
+        self._neutral = neutral
+        self.data = torch.full((1, *shape), neutral, dtype=dtype, device=device)
+
+    def fit(self, slot: int, *shape: int) -> None:
+        """Make a row for `slot`, and every row at least as large as `shape`."""
+        old = self.data
+        num_rows = len(old) - 1
+        if slot >= num_rows:
+            num_rows = min(max(MIN_ROWS, 2 * num_rows, slot + 1), self._num_slots)
+        sizes = [max(size, least) for size, least in zip(old.shape[1:], shape, strict=True)]
+        if [num_rows + 1, *sizes] == list(old.shape):
+            return
+        self.data = old.new_full((num_rows + 1, *sizes), self._neutral)
+        self.data[tuple(map(slice, (len(old) - 1, *old.shape[1:])))] = old[:-1]
+
+    def clear(self, slot: int) -> None:
+        """Make a row neutral."""
+        self.data[slot].fill_(self._neutral)
+
+    def index(self, slots_R: Tensor) -> Tensor:
+        """Row of each slot: [R] int64."""
+        return slots_R.clamp(max=len(self.data) - 1)
+
+    def rows(self, slots_R: Tensor) -> Tensor:
+        """Rows of the slots: [R, ...]."""
+        return self.data[self.index(slots_R)]
+
+
+class ControlTables:
+    """The tables, and on the host which slots use them."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        def table(shape: tuple[int, ...], neutral: float, dtype: torch.dtype) -> SlotTable:
+            return SlotTable(num_slots, shape, neutral, dtype, device)
+
+        self.allowed = table((vocab_size,), True, torch.bool)
+        self.words = table((0, 1), ANY, torch.int64)
+        self.recent = table((0,), ANY, torch.int64)
+        self.bias_ids = table((0,), 0, torch.int64)
+        self.bias_values = table((0,), 0.0, torch.float32)
+        self.repetition = table((), 1.0, torch.float32)
+        self.additive = table((2,), 0.0, torch.float32)  # frequency, presence
+        self.counts = table((vocab_size,), 0, torch.int32)  # as `controls.penalize` reads them
+        self._device = device
+        self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
+
+    def admit(self, admissions: Sequence[Admission]) -> bool:
+        """Take in what the admitted ask for.
+
+        Returns:
+            True if a table moved in memory.
+        """
+        asked = [(admission, flags_of(admission.params)) for admission in admissions]
+        asked = [
+            (admission, flags)
+            for admission, flags in asked
+            if flags is not NO_CONTROLS or admission.slot in self._asked
+        ]
+        if not asked:
+            return False
+        before = [table.data for table in self._all]
+        for admission, flags in asked:
+            self._clear(admission.slot)
+            if flags is not NO_CONTROLS:
+                self._asked[admission.slot] = flags
+                self._set(admission, flags)
+        return any(table.data is not data for table, data in zip(self._all, before, strict=True))
+
+    def flags(self, slots: Sequence[int]) -> ControlFlags:
+        """What the sequences in `slots` ask for together."""
+        asked = [self._asked[slot] for slot in slots if slot in self._asked] if self._asked else []
+        return ControlFlags(*map(any, zip(*asked, strict=True))) if asked else NO_CONTROLS
+
+    def note(self, slots_R: Tensor, ids_R: Tensor, flags: ControlFlags) -> None:
+        """Remember drawn tokens, as far as controls look back at them. All device work."""
+        if flags.penalties:
+            counts = self.counts.data
+            flat_R = self.counts.index(slots_R) * counts.shape[1] + ids_R
+            twos_R = torch.full_like(ids_R, 2, dtype=counts.dtype)
+            counts.view(-1).scatter_add_(0, flat_R, twos_R)
+        if flags.words:
+            recent = self.recent.data
+            newest_RW = torch.cat([ids_R[:, None], self.recent.rows(slots_R)], dim=1)
+            recent[self.recent.index(slots_R)] = newest_RW[:, : recent.shape[1]]
+
+    @property
+    def _all(self) -> tuple[SlotTable, ...]:
+        words = self.words, self.recent
+        bias = self.bias_ids, self.bias_values
+        penalties = self.repetition, self.additive, self.counts
+        return (self.allowed, *words, *bias, *penalties)
+
+    def _clear(self, slot: int) -> None:
+        """Make neutral what an earlier sequence in the slot had."""
+        had = self._asked.pop(slot, NO_CONTROLS)
+        tables = {
+            "allowed": (self.allowed,),
+            "words": (self.words,),
+            "bias": (self.bias_ids, self.bias_values),
+            "penalties": (self.repetition, self.additive),
+        }
+        for name in (name for name, asked in had._asdict().items() if asked):
+            for table in tables[name]:
+                table.clear(slot)
+
+    def _set(self, admission: Admission, flags: ControlFlags) -> None:
+        if flags.allowed:
+            self._set_allowed(admission)
+        if flags.words:
+            self._set_words(admission)
+        if flags.bias:
+            self._set_bias(admission)
+        if flags.penalties:
+            self._set_penalties(admission)
+
+    def _set_allowed(self, admission: Admission) -> None:
+        self.allowed.fit(admission.slot, *self.allowed.data.shape[1:])
+        row_V = self.allowed.data[admission.slot].fill_(False)
+        row_V.index_fill_(0, self._ids(admission.params.allowed_token_ids or ()), True)
+
+    def _set_words(self, admission: Admission) -> None:
+        slot, words = admission.slot, admission.params.bad_words_token_ids or ()
+        longest = max(map(len, words))
+        self.words.fit(slot, len(words), longest)
+        _, num_words, num_tokens = self.words.data.shape
+        self.recent.fit(slot, num_tokens - 1)
+        padded = [[*word[::-1], *[ANY] * (num_tokens - len(word))] for word in words]
+        padded += [[ANY] * num_tokens] * (num_words - len(words))
+        self.words.data[slot] = self._ids(padded)
+        drawn = admission.token_ids[admission.prompt_len :][::-1]
+        num_recent = self.recent.data.shape[1]
+        newest = [*drawn[:num_recent], *[ANY] * (num_recent - len(drawn))]
+        self.recent.data[slot] = self._ids(newest)
+
+    def _set_bias(self, admission: Admission) -> None:
+        slot, bias = admission.slot, admission.params.logit_bias or {}
+        self.bias_ids.fit(slot, len(bias))
+        self.bias_values.fit(slot, len(bias))
+        self.bias_ids.data[slot, : len(bias)] = self._ids(list(bias))
+        self.bias_values.data[slot, : len(bias)] = self._floats(list(bias.values()))
+
+    def _set_penalties(self, admission: Admission) -> None:
+        slot, params = admission.slot, admission.params
+        self.repetition.fit(slot)
+        self.additive.fit(slot, 2)
+        self.counts.fit(slot, *self.counts.data.shape[1:])
+        self.repetition.data[slot].fill_(params.repetition_penalty)
+        self.additive.data[slot] = self._floats([params.frequency_penalty, params.presence_penalty])
+        known_N = self._ids(admission.token_ids)
+        prompt_P, drawn_D = known_N.tensor_split([admission.prompt_len])
+        row_V = self.counts.data[slot].zero_().index_fill_(0, prompt_P, 1)
+        row_V.scatter_add_(0, drawn_D, torch.full_like(drawn_D, 2, dtype=row_V.dtype))
+
+    def _ids(self, ids: object) -> Tensor:
+        return upload(ids, torch.int64, self._device)
+
+    def _floats(self, values: object) -> Tensor:
+        return upload(values, torch.float32, self._device)
+
+
+def flags_of(params: SamplingParams) -> ControlFlags:
+    """What one request asks for; NO_CONTROLS itself if nothing."""
+    flags = ControlFlags(
+        allowed=params.allowed_token_ids is not None,
+        words=bool(params.bad_words_token_ids),
+        bias=bool(params.logit_bias),
+        penalties=(
+            params.repetition_penalty != 1
+            or params.frequency_penalty != 0
+            or params.presence_penalty != 0
+        ),
+    )
+    return flags if any(flags) else NO_CONTROLS

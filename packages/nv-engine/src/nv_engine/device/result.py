@@ -1,0 +1,92 @@
+"""Results: what a step drew, on its way from the device to plain values.
+
+Owns the copies to the host and the wait for them. Never decides what is computed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nv_engine.batch import Batch, StepResult, TokenLogprobs
+from nv_engine.device.logprobs import TopLogprobs, plain
+from nv_engine.device.sampler import Drawn
+
+
+class AskedLogprobs(NamedTuple):
+    """A sampling row of a batch whose log-probabilities are wanted."""
+
+    row: int
+    slot: int
+    num_logprobs: int
+
+
+class PromptResult(NamedTuple):
+    """Log-probabilities of prompt tokens, sequence after sequence."""
+
+    top: TopLogprobs
+    spans: Sequence[tuple[int, int, int]]
+    """Slot, number of tokens and num_logprobs of each sequence."""
+
+
+def asked_logprobs(batch: Batch, asked: Mapping[int, int]) -> list[AskedLogprobs]:
+    """Find the rows of a batch whose slots ask for log-probabilities."""
+    slots = [chunk.slot for chunk in batch.chunks if chunk.samples]
+    return [
+        AskedLogprobs(row, slot, asked[slot]) for row, slot in enumerate(slots) if slot in asked
+    ]
+
+
+class DeviceResult:
+    """A step's results: [num_steps, R, ...] each, and of prompts [N, ...]."""
+
+    def __init__(
+        self,
+        drawn: Drawn,
+        asked: Sequence[AskedLogprobs] = (),
+        prompt: PromptResult | None = None,
+    ) -> None:
+        parts = drawn if prompt is None else (*drawn, *prompt.top)
+        self._num_drawn = len(drawn)
+        self._parts = [_to_host(part) for part in parts]
+        self._asked = asked
+        self._spans = prompt.spans if prompt is not None else ()
+        self._event: torch.cuda.Event | None = None
+        if drawn[0].is_cuda:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def result(self) -> StepResult:
+        """Wait for the step and read what it drew."""
+        if self._event is not None:
+            self._event.synchronize()
+        token_ids: list[list[int]] = self._parts[0].tolist()
+        if not self._asked and not self._spans:
+            return StepResult(token_ids)
+        return StepResult(token_ids, self._logprobs(), self._prompt_logprobs())
+
+    def _logprobs(self) -> dict[int, list[TokenLogprobs]] | None:
+        if not self._asked:
+            return None
+        rows = [row for row, _, _ in self._asked]
+        counts = [count for _, _, count in self._asked]
+        columns = [part[:, rows] for part in self._parts[1 : self._num_drawn]]
+        steps = [plain(TopLogprobs(*step), counts) for step in zip(*columns, strict=True)]
+        slots = [slot for _, slot, _ in self._asked]
+        return {slot: list(tokens) for slot, *tokens in zip(slots, *steps, strict=True)}
+
+    def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]] | None:
+        if not self._spans:
+            return None
+        counts = [count for _, number, count in self._spans for _ in range(number)]
+        tokens = iter(plain(TopLogprobs(*self._parts[self._num_drawn :]), counts))
+        return {slot: [next(tokens) for _ in range(number)] for slot, number, _ in self._spans}
+
+
+def _to_host(part: Tensor) -> Tensor:
+    """Queue a copy to the host; nothing is there until the stream got so far."""
+    if not part.is_cuda:
+        return part
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    return host.copy_(part, non_blocking=True)
