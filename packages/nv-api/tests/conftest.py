@@ -159,6 +159,8 @@ class ScriptedEngine:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=0,
+            logprobs=None,
+            prompt_logprobs=None,
         )
 
 

@@ -1,17 +1,20 @@
 """Completion: one completion as it grows, tokens on one side and text on the other.
 
-Owns its tokens, its text and how it ended; never talks to the engine.
+Owns its tokens, its text, their log-probabilities and how it ended; never talks to the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nv_api.detokenizer import Detokenizer
-from nv_api.outputs import CompletionOutput
+from nv_api.outputs import CompletionOutput, Logprob
 from nv_api.stopping import StopStrings
 
 if TYPE_CHECKING:
-    from nv_engine import SamplingParams
+    from nv_engine import SamplingParams, TokenLogprobs
+
+TokenText = Callable[[int], str]
+"""A token's own text."""
 
 
 class Delta(NamedTuple):
@@ -32,16 +35,23 @@ class Completion:
         index: which of the request's completions this is.
         params: the request's parameters.
         detokenizer: None where no text is wanted.
+        token_text: texts of tokens with log-probabilities; None where no text is wanted.
     """
 
     def __init__(
-        self, index: int, params: "SamplingParams", detokenizer: Detokenizer | None
+        self,
+        index: int,
+        params: "SamplingParams",
+        detokenizer: Detokenizer | None,
+        token_text: TokenText | None = None,
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self._detokenizer = detokenizer
+        self._token_text = token_text
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
         stops = params.stop_strings
@@ -67,6 +77,7 @@ class Completion:
         token_ids: Sequence[int],
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
+        logprobs: Sequence["TokenLogprobs"] | None = None,
     ) -> bool:
         """Add a step's tokens, and end if the engine said so or a stop string is complete.
 
@@ -74,11 +85,14 @@ class Completion:
             token_ids: the new tokens; those after the one that completes a stop string are dropped.
             finish_reason: the engine's, None while it goes on.
             stop_reason: the stop token, or the error's sentence.
+            logprobs: the engine's, one for each token; None unless asked for.
 
         Returns:
             True if the completion ended.
         """
         self.token_ids.extend(token_ids)
+        if self.logprobs is not None:
+            self.logprobs += [candidates(entry, self._token_text) for entry in logprobs or ()]
         if finish_reason == "stop" and not self._include_stop:
             self._num_hidden = 1
         if self._stops is not None and self._find_stop():
@@ -110,9 +124,17 @@ class Completion:
             index=self.index,
             text=self.text,
             token_ids=list(self.token_ids),
+            cumulative_logprob=self._cumulative_logprob(),
+            logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+    def _cumulative_logprob(self) -> float | None:
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(entry[token].logprob for token, entry in pairs)
 
     def _find_stop(self) -> bool:
         """Read token by token; True if a stop string ended the completion."""
@@ -121,6 +143,8 @@ class Completion:
             stop = self._read(position)
             if stop is not None:
                 del self.token_ids[position:]
+                if self.logprobs is not None:
+                    del self.logprobs[position:]
                 self._num_hidden = 0
                 self.finish_reason, self.stop_reason = "stop", stop
                 return True
@@ -145,3 +169,19 @@ class Completion:
             piece, stop = self._stops.push(piece, armed=self._num_read > self._min_tokens)
         self._pieces.append(piece)
         return stop
+
+
+def candidates(entry: "TokenLogprobs", token_text: TokenText | None) -> dict[int, Logprob]:
+    """A position's tokens as users see them: its own first, then the most likely, best first.
+
+    Equal probabilities have equal ranks.
+    """
+    found: dict[int, Logprob] = {}
+    rank, previous = entry.rank, None
+    for place, (token, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
+        if place > 0 and logprob != previous:
+            rank, previous = place, logprob
+        if token not in found:
+            text = None if token_text is None else token_text(token)
+            found[token] = Logprob(logprob, rank, text)
+    return found

@@ -7,10 +7,11 @@ works a step at a time: whoever drives the engine hands it each step's updates a
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from nv_api.completion import Completion
-from nv_api.outputs import RequestMetrics, RequestOutput
+from nv_api.completion import Completion, TokenText, candidates
+from nv_api.outputs import Logprob, RequestMetrics, RequestOutput
 from nv_api.prompts import TokenPrompt
 from nv_api.tokenizer import Tokenizer
 
@@ -22,13 +23,19 @@ class Request:
     """One prompt on its way, with its `params.n` completions."""
 
     def __init__(
-        self, request_id: int, prompt: TokenPrompt, completions: tuple[Completion, ...]
+        self,
+        request_id: int,
+        prompt: TokenPrompt,
+        completions: tuple[Completion, ...],
+        token_text: TokenText | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.completions = completions
         self.num_cached_tokens = 0
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.cut_short = False  # a stop string ended a completion; the engine goes on with it
+        self._token_text = token_text
         self._arrival_time = time.monotonic()
         self._first_token_time: float | None = None
         self._finished_time: float | None = None
@@ -46,7 +53,12 @@ class Request:
         if self._first_token_time is None and update.token_ids:
             self._first_token_time = time.monotonic()
             self.num_cached_tokens = update.num_cached_tokens
-        if not completion.extend(update.token_ids, update.finish_reason, update.stop_reason):
+        if update.prompt_logprobs is not None:  # nothing comes before the first token
+            said = (candidates(entry, self._token_text) for entry in update.prompt_logprobs)
+            self.prompt_logprobs = [None, *said]
+        if not completion.extend(
+            update.token_ids, update.finish_reason, update.stop_reason, update.logprobs
+        ):
             return None
         if update.finish_reason is None:
             self.cut_short = True
@@ -62,6 +74,7 @@ class Request:
             prompt_token_ids=self.prompt.token_ids,
             outputs=[completion.output() for completion in self.completions],
             finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             metrics=RequestMetrics(self._arrival_time, self._first_token_time, self._finished_time),
         )
@@ -96,7 +109,8 @@ class Processor:
         """Check a prompt; nothing is queued.
 
         Raises:
-            ValueError: the engine refuses it, or it has stop strings and there is no tokenizer.
+            ValueError: the engine refuses it, or it has stop strings or bad words and there is no
+                tokenizer.
             NotImplementedError: a parameter that is not built yet.
         """
         if params.stop_strings and self._tokenizer is None:
@@ -104,16 +118,16 @@ class Processor:
                 f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
                 "use stop_token_ids"
             )
-        if unbuilt := params.changed(("logprobs", "prompt_logprobs")):
-            raise NotImplementedError(f"{', '.join(unbuilt)}: not built yet, leave it out")
-        self._engine.validate(prompt.token_ids, params)
+        self._engine.validate(prompt.token_ids, self._lower(params))
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
         """Queue a prompt; raises as `validate` does."""
         self.validate(prompt, params)
-        request_id = self._engine.add(prompt.token_ids, params)
+        request_id = self._engine.add(prompt.token_ids, self._lower(params))
+        token_text = self._token_text(params)
         completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
-        request = self._requests[request_id] = Request(request_id, prompt, completions)
+        request = Request(request_id, prompt, completions, token_text)
+        self._requests[request_id] = request
         return request
 
     def process(self, updates: Iterable["SequenceUpdate"]) -> list[Finished]:
@@ -145,7 +159,25 @@ class Processor:
             if not completion.finished:
                 completion.finish("abort")
 
+    def _lower(self, params: "SamplingParams") -> "SamplingParams":
+        """Spell bad words in token ids: the engine reads no text."""
+        if not params.bad_words:
+            return params
+        if self._tokenizer is None:
+            raise ValueError(
+                f"bad_words is {params.bad_words!r} and there is no tokenizer "
+                "(skip_tokenizer_init=True): use bad_words_token_ids"
+            )
+        words = [ids for word in params.bad_words for ids in self._tokenizer.word_ids(word)]
+        return replace(params, bad_words_token_ids=[*(params.bad_words_token_ids or ()), *words])
+
     def _completion(self, index: int, prompt: TokenPrompt, params: "SamplingParams") -> Completion:
-        if self._tokenizer is None or not params.detokenize:
+        token_text = self._token_text(params)
+        if self._tokenizer is None or token_text is None:
             return Completion(index, params, None)
-        return Completion(index, params, self._tokenizer.detokenizer(params, prompt.token_ids))
+        detokenizer = self._tokenizer.detokenizer(params, prompt.token_ids)
+        return Completion(index, params, detokenizer, token_text)
+
+    def _token_text(self, params: "SamplingParams") -> TokenText | None:
+        """Texts of single tokens; None where there is no text."""
+        return self._tokenizer.token_text if self._tokenizer and params.detokenize else None

@@ -4,6 +4,7 @@ Owns the bytes of each token and which tokens are special; never decides what a 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 MODES = ("auto", "hf")
+NUM_WORDS = 4096
+"""Words whose ids are kept."""
 
 
 def load_tokenizer(
@@ -58,6 +61,8 @@ class Tokenizer:
         self._special = frozenset(special | set(backend.all_special_ids))
         self._is_byte_level = _decoder_name(backend) == "ByteLevel"
         self._pieces: dict[bool, _Pieces] = {}
+        self._texts: dict[int, str] = {}
+        self.word_ids = lru_cache(NUM_WORDS)(self._word_ids)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text; with the tokenizer's own first and last tokens if asked."""
@@ -66,6 +71,22 @@ class Tokenizer:
         encoded = self.backend(list(texts), add_special_tokens=add_special_tokens)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
+
+    def token_text(self, token_id: int) -> str:
+        """A token's own text; a replacement character where it is a part of one."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = _decode(self.backend, [token_id], True)
+        return text
+
+    def _word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Ids that spell a word at the beginning of a text, and behind a space.
+
+        vLLM leaves out the second where it has another number of tokens; here both are kept.
+        """
+        bare = word.lstrip()
+        spellings = self.encode([bare, f" {bare}"] if bare else [word], add_special_tokens=False)
+        return tuple(dict.fromkeys(tuple(ids) for ids in spellings if ids))
 
     def detokenizer(self, params: "SamplingParams", prompt_token_ids: Sequence[int]) -> Detokenizer:
         """A detokenizer for one completion of a prompt."""
