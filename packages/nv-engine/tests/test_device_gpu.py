@@ -6,6 +6,7 @@ than bf16 resolves, which is looked up in fp32.
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -97,6 +98,44 @@ def test_fp32_seeded_draws_equal_the_cpu(checkpoint, prompts, road) -> None:
     )
     want = run(checkpoint, prompts, params, device="cpu")
     assert run(checkpoint, prompts, params, dtype="float32", **ROADS[road]) == want
+
+
+def run_shaped(
+    checkpoint: Path, prompts: list[list[int]], **options: object
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens, and log-probabilities of drawn and prompt tokens, with every control in use."""
+    kinds: tuple[dict[str, Any], ...] = (
+        {},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"bad_words_token_ids": [[a, b] for a in range(3, 40) for b in range(3, 40)]},
+        {"allowed_token_ids": list(range(3, 60)), "logit_bias": {5: 3.0}, "min_tokens": 9},
+        {"logprobs": 3, "prompt_logprobs": 2, "repetition_penalty": 0.9},
+        {"logprobs": 0, "temperature": 0.8, "top_p": 0.9, "seed": 3},
+    )
+    defaults = {"max_num_seqs": 16, "kvcache_block_size": 64, "num_kvcache_blocks": 200}
+    engine = Engine(EngineConfig(model=str(checkpoint), **defaults | options))
+    tokens: dict[int, list[int]] = {}
+    logprobs: dict[int, list[float]] = {}
+    for index, prompt in enumerate(prompts):
+        greedy: dict[str, Any] = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+        request = engine.add(prompt, SamplingParams(**greedy | kinds[index % len(kinds)]))
+        tokens[request], logprobs[request] = [], []
+    while engine.has_unfinished:
+        for update in engine.step().updates:
+            tokens[update.request_id].extend(update.token_ids)
+            for entry in [*(update.prompt_logprobs or ()), *(update.logprobs or ())]:
+                logprobs[update.request_id].extend(entry.logprobs)
+    engine.close()
+    return list(tokens.values()), list(logprobs.values())
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_fp32_controls_and_logprobs_equal_the_cpu(checkpoint, prompts, road) -> None:
+    want_tokens, want_logprobs = run_shaped(checkpoint, prompts, device="cpu")
+    tokens, logprobs = run_shaped(checkpoint, prompts, dtype="float32", **ROADS[road])
+    assert tokens == want_tokens
+    for got, want in zip(logprobs, want_logprobs, strict=True):
+        assert got == pytest.approx(want, abs=1e-3)
 
 
 def test_measured_pool_fits_with_other_memory_in_use(checkpoint, prompts) -> None:

@@ -68,9 +68,9 @@ CONTROLS = {
         {"allowed_token_ids": list(range(5, 40))},
         {"suppress_tokens": [*range(5), *range(40, 320)]},
     ),
-    "min_tokens": (
-        {"min_tokens": 30, "logit_bias": {1: 30.0}},
-        {"min_new_tokens": 30, "sequence_bias": [[[1], 30.0]]},
+    "min_tokens": (  # N38: neither of the two EOS ids before that
+        {"min_tokens": 30, "logit_bias": {1: 30.0, 2: 31.0}},
+        {"min_new_tokens": 30, "sequence_bias": [[[1], 30.0], [[2], 31.0]]},
     ),
     "plain": ({}, {}),
 }

@@ -101,9 +101,14 @@ class ControlTables:
                 self._set(admission, flags)
         return any(table.data is not data for table, data in zip(self._all, before, strict=True))
 
+    @property
+    def in_use(self) -> bool:
+        """False if no slot's sequence asks for anything."""
+        return bool(self._asked)
+
     def flags(self, slots: Sequence[int]) -> ControlFlags:
         """What the sequences in `slots` ask for together."""
-        asked = [self._asked[slot] for slot in slots if slot in self._asked] if self._asked else []
+        asked = [self._asked[slot] for slot in slots if slot in self._asked]
         return ControlFlags(*map(any, zip(*asked, strict=True))) if asked else NO_CONTROLS
 
     def note(self, slots_R: Tensor, ids_R: Tensor, flags: ControlFlags) -> None:
