@@ -1,0 +1,161 @@
+"""Conformance cases of checkpoints: what cannot be loaded says so, the rest is transformers'."""
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+from nv_api import LLM, SamplingParams
+from safetensors.torch import load_file, save_file
+from tiny_checkpoint import make
+from transformers import AutoModelForCausalLM
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+NUM_TOKENS = 64
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+SHAPES = {
+    "group 1, tied": {"num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": True},
+    "group 2": {"num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": False},
+    "group 4, head_dim 128": {
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "tie_word_embeddings": False,
+    },
+    "rope_parameters": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        "tie_word_embeddings": False,
+    },
+    "yarn": {
+        "rope_parameters": {**YARN, "rope_theta": 1e4},
+        "tie_word_embeddings": False,
+    },
+}
+PROMPTS = [[(37 * i + 11 * n) % 256 for i in range(n)] for n in (1, 16, 43, 100)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make(tmp_path, tie_word_embeddings=False)
+
+
+def start(folder, **options):
+    defaults = {"device": "cpu", "kvcache_block_size": 16, "num_kvcache_blocks": 64}
+    return LLM(str(folder), **defaults | options)
+
+
+def edit_config(folder, **changes):
+    """Change config.json; None takes a key out."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({n: v for n, v in config.items() if v is not None}))
+
+
+def edit_weights(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def complete(folder, num_tokens=NUM_TOKENS, **options):
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    with start(folder, **options) as llm:
+        return [o["token_ids"] for o in llm.generate(PROMPTS, params, use_tqdm=False)]
+
+
+def test_a_folder_without_weights(folder):
+    """N42."""
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="has no weights") as error:
+        start(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_an_index_that_names_a_missing_shard(folder):
+    """N42."""
+    names = list(load_file(folder / "model.safetensors"))
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    weight_map = dict.fromkeys(names, "a.safetensors") | {Q: "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(FileNotFoundError) as error:
+        start(folder)
+    assert f"{folder / 'b.safetensors'} is missing" in str(error.value)
+
+
+def test_an_unsupported_architecture_names_the_supported_ones(folder):
+    """N43."""
+    edit_config(folder, architectures=["MambaForCausalLM"], model_type="mamba", layer_types=None)
+    message = "MambaForCausalLM is not supported; supported are Qwen3ForCausalLM, LlamaForCausalLM"
+    with pytest.raises(ValueError, match=message):
+        start(folder)
+
+
+def test_missing_and_unexpected_tensors_are_listed_together(folder):
+    """N43."""
+
+    def change(tensors):
+        del tensors[Q]
+        tensors["model.layers.0.extra.weight"] = torch.zeros(3)
+
+    edit_weights(folder, change)
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        start(folder)
+    assert f"{Q} [128, 64] is missing" in str(error.value)
+    assert "model.layers.0.extra.weight [3] is unexpected" in str(error.value)
+
+
+def test_a_stored_head_of_a_tied_model_and_rotary_buffers_are_skipped(tmp_path):
+    """N43: the head is not even read."""
+    folder = make(tmp_path, tie_word_embeddings=True)
+    expected = complete(folder, 8)
+
+    def change(tensors):
+        tensors["lm_head.weight"] = torch.zeros_like(tensors["model.embed_tokens.weight"])
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(16)
+
+    edit_weights(folder, change)
+    assert complete(folder, 8) == expected
+
+
+@pytest.fixture(params=SHAPES)
+def shaped(request, tmp_path):
+    """A checkpoint of each shape, with the rope spelled as transformers 5 does."""
+    folder = make(tmp_path, max_position_embeddings=512, **SHAPES[request.param])
+    assert "rope_parameters" in json.loads((folder / "config.json").read_text())
+    return folder
+
+
+@torch.inference_mode()
+def logits_of(folder, dtype, prompt, tokens):
+    """transformers' logits of each of the tokens that follow a prompt: [len(tokens), V] fp32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    return model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+
+
+@pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
+def test_fp32_greedy_is_transformers(shaped):
+    """N45: given our tokens, each is the likeliest next one, so both say the same."""
+    for prompt, tokens in zip(PROMPTS, complete(shaped), strict=True):
+        logits_TV = logits_of(shaped, torch.float32, prompt, tokens)
+        assert tokens == logits_TV.argmax(-1).tolist()
+        assert len(tokens) == NUM_TOKENS
+
+
+def test_bf16_greedy_is_transformers_up_to_rounding(shaped):
+    """N45: a token is the likeliest next one, or a tie that rounding decides.
+
+    Each of two logits may be half a bf16 step off, here and there: a best one that is two steps
+    ahead there may be level here.
+    """
+    for prompt, tokens in zip(PROMPTS, complete(shaped, dtype="bfloat16"), strict=True):
+        logits_TV = logits_of(shaped, torch.bfloat16, prompt, tokens)
+        best_T = logits_TV.amax(-1)
+        own_T = logits_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        step_T = torch.exp2(best_T.abs().log2().floor() - 7)  # bf16 has 8 significant bits
+        gaps = Counter(((best_T - own_T) / step_T).tolist())
+        assert max(gaps) <= 2, gaps
+        assert gaps[0] >= NUM_TOKENS - 2, gaps
