@@ -1,6 +1,6 @@
 """The road between the wings: what the engine asks of whoever runs the steps.
 
-Owns the two protocols and the facts an executor reports. Never decides what runs, never sees text.
+Owns the protocols and the facts an executor reports. Never decides what runs, never sees text.
 """
 
 from dataclasses import dataclass
@@ -66,3 +66,37 @@ class Executor(Protocol):
     def close(self) -> None:
         """Release the device; a second call does nothing."""
         ...
+
+
+class RankPending(Pending, Protocol):
+    """A step that one rank has queued."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True if `result` need not wait."""
+        ...
+
+
+class RankWorker(Protocol):
+    """One rank's model, ready to run batches: `nv_engine.device.worker.Worker`, or a test's."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+
+    def run(self, batch: Batch) -> RankPending:
+        """Queue one step."""
+        ...
+
+
+def facts_of(worker: RankWorker) -> ModelFacts:
+    """What a worker knows, for the host."""
+    return ModelFacts(
+        vocab_size=worker.vocab_size,
+        eos_token_ids=worker.eos_token_ids,
+        max_model_len=worker.max_model_len,
+        num_blocks=worker.num_blocks,
+        block_size=worker.block_size,
+    )

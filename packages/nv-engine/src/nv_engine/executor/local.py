@@ -6,7 +6,7 @@ Owns a worker. Steps run in order: at once on a CPU, queued on a CUDA stream.
 from nv_engine.batch import Batch
 from nv_engine.config import EngineConfig
 from nv_engine.device.worker import Worker
-from nv_engine.executor.base import ModelFacts, Pending
+from nv_engine.executor.base import ModelFacts, Pending, facts_of
 
 
 class LocalExecutor:
@@ -14,13 +14,7 @@ class LocalExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._worker: Worker | None = Worker(config)
-        self._facts = ModelFacts(
-            vocab_size=self._worker.vocab_size,
-            eos_token_ids=self._worker.eos_token_ids,
-            max_model_len=self._worker.max_model_len,
-            num_blocks=self._worker.num_blocks,
-            block_size=self._worker.block_size,
-        )
+        self._facts = facts_of(self._worker)
 
     @property
     def facts(self) -> ModelFacts:
