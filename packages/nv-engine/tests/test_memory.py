@@ -4,6 +4,7 @@ import pytest
 from nv_engine.device.memory import (
     GIB,
     BlockNeed,
+    asked_blocks,
     available_host_memory,
     cpu_blocks,
     device_blocks,
@@ -23,10 +24,16 @@ def test_device_takes_what_is_left() -> None:
 
 
 def test_too_little_names_numbers_and_option() -> None:
-    with pytest.raises(ValueError, match=r"0\.12 GiB.*raise num_kvcache_blocks"):
+    with pytest.raises(ValueError, match=r"0\.12 GiB.*set num_kvcache_blocks"):
         cpu_blocks(NEED, available=GIB // 4)
     with pytest.raises(ValueError, match="raise gpu_memory_utilization"):
         device_blocks(NEED, budget=GIB, used=2 * GIB)
+
+
+def test_asked_blocks_must_fit() -> None:
+    assert asked_blocks(8, NEED, room=GIB) == 8
+    with pytest.raises(ValueError, match=r"num_kvcache_blocks=9 needs 1\.1 GiB .*at most 8"):
+        asked_blocks(9, NEED, room=GIB)
 
 
 def machine(root: Path, available: int, limits: dict[str, tuple[str, str]], own: str) -> Path:

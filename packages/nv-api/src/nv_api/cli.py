@@ -22,7 +22,7 @@ DEMO = "demo"
 DEMO_SENTENCE = (
     "No --model given: using the demo model, SmolLM2-135M-Instruct, which is small and often wrong."
 )
-USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, NotImplementedError)
+USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 app = typer.Typer(
     name="nv",
@@ -80,8 +80,13 @@ def generate(
         given = _given(model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
         with _llm(model, dtype=dtype, device=device) as llm:
             outputs = llm.generate(prompts, replace(llm.get_default_sampling_params(), **given))
-        for prompt, output in zip(prompts, outputs, strict=True):
-            typer.echo(prompt + output.outputs[0].text)
+        completions = [output.outputs[0] for output in outputs]
+        for prompt, completion in zip(prompts, completions, strict=True):
+            typer.echo(prompt + completion.text)
+        if failed := [each for each in completions if each.finish_reason == "error"]:
+            raise RuntimeError(
+                f"{len(failed)} prompts failed on the device: {failed[0].stop_reason}"
+            )
 
 
 @app.command()

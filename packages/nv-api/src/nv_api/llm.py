@@ -48,13 +48,13 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
         asked = keywords.parse(str(model), options)
         path = resolve(model, asked.engine.revision)
+        self._default_params = _default_params(path)  # first: it refuses what is not supported
         backend = None
         if not asked.skip_tokenizer_init:
             source = asked.tokenizer or path
             revision = asked.engine.revision
             backend = load_tokenizer(source, mode=asked.tokenizer_mode, revision=revision)
         self.tokenizer: PreTrainedTokenizerBase | None = backend
-        self._default_params = _default_params(path)
         self._text = Tokenizer(backend) if backend is not None else None
         self._engine = start_engine(replace(asked.engine, model=str(path)))
         self._session = Session(self._engine, self._text)

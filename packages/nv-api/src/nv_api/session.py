@@ -4,6 +4,7 @@ Owns when the engine steps and the results that wait to be asked for; never read
 (prompts come tokenized) and never makes a text (the processor does).
 """
 
+import warnings
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,16 @@ class Session:
             self._finish(requests, use_tqdm)
         finally:
             self._drop(requests)
-        return [request.output() for request in requests]
+        outputs = [request.output() for request in requests]
+        _warn_of_errors(outputs)
+        return outputs
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:
-        """The text of a prompt's first completion as it comes; closing the iterator aborts it."""
+        """The text of a prompt's first completion as it comes; closing the iterator aborts it.
+
+        Raises:
+            RuntimeError: the request failed on the device.
+        """
         request = self.add(prompt, params)
         own = {request.request_id}
         try:
@@ -69,6 +76,9 @@ class Session:
                 self._advance(own)
                 if text := request.completions[0].delta().text:
                     yield text
+            ended = request.output().outputs[0]
+            if ended.finish_reason == "error":
+                raise RuntimeError(f"the request failed on the device: {ended.stop_reason}")
         finally:
             self._drop([request])
 
@@ -128,3 +138,13 @@ class Session:
         self._kept += [e for e in ended if e.request.request_id not in own]
         done = {e.request.request_id for e in ended if e.request.finished}
         return step, len(done & own)
+
+
+def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
+    """Say once how many requests failed on the device, and why the first did."""
+    failed = [o for output in outputs for o in output.outputs if o.finish_reason == "error"]
+    if failed:
+        warnings.warn(
+            f"{len(failed)} completions ended with finish_reason 'error': {failed[0].stop_reason}",
+            stacklevel=4,
+        )

@@ -33,6 +33,7 @@ def load_tokenizer(
     Raises:
         FileNotFoundError: a folder without tokenizer files.
         NotImplementedError: another mode.
+        ValueError: a tokenizer that is code of the checkpoint's own, which is never run.
     """
     if mode not in MODES:
         raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
@@ -44,7 +45,15 @@ def load_tokenizer(
         )
     from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import, and not always needed
 
-    return AutoTokenizer.from_pretrained(source, revision=revision)
+    try:
+        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(
+            f"the tokenizer of {source} is code of its own, which is never run: give another with "
+            "tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
+        ) from None
 
 
 class Tokenizer:
