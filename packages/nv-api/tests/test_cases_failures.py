@@ -1,9 +1,13 @@
 """Failures that a user must hear of: code of a checkpoint's own, a device that fails, no memory."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from nv_api import LLM, SamplingParams
 from nv_api.cli import app
 from nv_engine.executor.local import LocalExecutor
@@ -85,3 +89,56 @@ def test_the_command_fails_with_a_sentence(checkpoint, monkeypatch, command):
 def test_a_pool_larger_than_the_memory_says_how_much_fits(checkpoint):
     with pytest.raises(ValueError, match=r"num_kvcache_blocks=1000000000 needs .*use at most"):
         LLM(str(checkpoint), device="cpu", num_kvcache_blocks=10**9)
+
+
+def test_ctrl_c_waits_until_the_step_has_reached_everybody(checkpoint, monkeypatch):
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=8) as llm:
+        (expected,) = llm.generate("bystander", params, use_tqdm=False)
+        request = llm.add_request("bystander", params)
+        process, steps = llm._session._processor.process, []
+
+        def interrupt_before(updates):
+            steps.append(len(updates))
+            if len(steps) % 3 == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            return process(updates)
+
+        monkeypatch.setattr(llm._session._processor, "process", interrupt_before)
+        for _ in range(4):
+            with pytest.raises(KeyboardInterrupt):
+                llm.generate("other", params, use_tqdm=False)
+        monkeypatch.undo()
+        results = []
+        for _ in range(60):
+            results += llm.step()[0]
+        assert llm.is_finished()
+        assert results == [(request, expected["token_ids"])]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("top_p", [1e-300, 1e-46, 1e-30])
+def test_a_tiny_top_p_keeps_the_likeliest_token(checkpoint, top_p):
+    tiny = SamplingParams(top_p=top_p, max_tokens=8, ignore_eos=True)
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4) as llm:
+        drawn, likeliest = llm.generate(["hello", "hello"], [tiny, greedy], use_tqdm=False)
+    assert drawn["token_ids"] == likeliest["token_ids"]
+
+
+def test_a_top_k_beyond_the_vocabulary_keeps_all(checkpoint):
+    params = [SamplingParams(top_k=k, seed=1, max_tokens=6) for k in (-1, 2**31 - 1)]
+    with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4) as llm:
+        all_, beyond = llm.generate(["hello", "hello"], params, use_tqdm=False)
+    assert all_["token_ids"] == beyond["token_ids"]
+
+
+def test_arrays_are_token_ids_and_bad_text_is_refused(checkpoint):
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4, dtype="float") as llm:
+        (plain,) = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        for prompts in (np.array([5, 6, 7]), [np.array([5, 6, 7])], [torch.tensor([5, 6, 7])]):
+            (output,) = llm.generate(prompts, params, use_tqdm=False)
+            assert output["token_ids"] == plain["token_ids"]
+        with pytest.raises(ValueError, match="no valid Unicode at position 1"):
+            llm.generate("a\ud800", params, use_tqdm=False)

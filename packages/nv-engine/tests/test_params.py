@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 from nv_engine.params import SamplingParams
 
@@ -54,6 +55,9 @@ def test_defaults_are_the_contract() -> None:
         ("allowed_token_ids", []),
         ("logit_bias", {-1: 1.0}),
         ("bad_words", [""]),
+        ("top_k", 2**31),
+        ("min_tokens", 2**70),
+        ("temperature", 10**400),
     ],
 )
 def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
@@ -81,6 +85,11 @@ def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
 )
 def test_edges_are_accepted(fields: dict[str, object]) -> None:
     assert SamplingParams(**fields).changed(fields) or fields == {"top_k": -1}
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(3), top_k=np.int32(4))
+    assert (params.temperature, params.max_tokens, params.top_k) == (0.5, 3, 4)
 
 
 def test_min_tokens_within_max_tokens() -> None:

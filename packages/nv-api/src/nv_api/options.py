@@ -82,6 +82,8 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
 }
 """vLLM's options that would change something: the values, besides None, that ask for nothing."""
 
+DTYPES = {"half": "float16", "float": "float32"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -118,6 +120,9 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
             stacklevel=3,
         )
     given = {n: v for n, v in known.items() if v is not None or n == "max_model_len"}
+    if "dtype" in given:  # vLLM takes torch's own, and its short names
+        name = str(given["dtype"]).removeprefix("torch.")
+        given["dtype"] = DTYPES.get(name, name)
     return Options(
         engine=EngineConfig(model=model, **{n: v for n, v in given.items() if n in engine_names}),
         tokenizer=given.get("tokenizer"),

@@ -39,6 +39,8 @@ def prompt_list(prompts: object) -> list[Prompt]:
         ValueError: an empty prompt, or a dict with the wrong keys.
         NotImplementedError: a dict that asks for what is not built yet.
     """
+    if _is_array(prompts):
+        prompts = prompts.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [single_prompt(prompts)]
     if not isinstance(prompts, Sequence):
@@ -82,16 +84,30 @@ def _is_token_ids(prompts: object) -> bool:
 
 
 def _is_integer(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    return hasattr(value, "__index__") and not isinstance(value, bool) and not _is_array(value)
+
+
+def _is_array(value: object) -> bool:
+    """True for NumPy arrays and tensors of one dimension or more."""
+    return bool(getattr(value, "ndim", 0))
 
 
 def _text(text: str, name: str) -> str:
     if not text:
         raise ValueError(f"{name} is empty: give at least one character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has a character that is no valid Unicode at position {error.start}: "
+            "decode the text with the encoding it was written in"
+        ) from None
     return text
 
 
 def _token_ids(ids: object, name: str) -> list[int]:
+    if _is_array(ids):
+        ids = ids.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
     wrong = next((token for token in ids if not _is_integer(token)), None)

