@@ -21,7 +21,7 @@ from nv_engine.executor.rank import MakeWorker, RankSpec, start_worker
 from nv_engine.executor.ranks import POLL_SECONDS, SETTLE_SECONDS, Ranks
 from nv_engine.executor.shard import Outcome, Shard
 
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 3.0
 READY_SECONDS = 50e-6
 
 
@@ -55,6 +55,7 @@ class ProcessExecutor:
         try:
             self._facts = self._load()
         except BaseException:
+            self._ranks.kill()
             self._stop()
             raise
 
@@ -63,7 +64,7 @@ class ProcessExecutor:
         loaded = self._shard.loaded
         while not loaded.wait(POLL_SECONDS):
             if self._ranks.failure() is not None:
-                loaded.wait(CLOSE_SECONDS)
+                loaded.wait(SETTLE_SECONDS)
                 break
         if loaded.error is None or isinstance(loaded.error, RuntimeError):
             if loaded.error is not None:
@@ -116,8 +117,8 @@ class ProcessExecutor:
             raise RuntimeError("the engine is closed: make a new one")
         if self._failure is None and (text := self._ranks.failure()) is not None:
             self._fail(text)
-        if self._failure is None and not self._shard.is_running:
-            self._fail(f"rank 0 of {self._ranks.size} failed in an earlier step")
+        if self._failure is None and (error := self._shard.error) is not None:
+            self._fail(f"rank 0 of {self._ranks.size} failed in an earlier step: {error}")
         if self._failure is not None:
             raise RuntimeError(self._failure)
 
@@ -160,7 +161,9 @@ def _close(owner: int, shard: Shard, ranks: Ranks) -> None:
     """End thread and processes, in the process that started them (a fork of it leaves them)."""
     if os.getpid() != owner:
         return
-    if not shard.close(CLOSE_SECONDS):
-        ranks.kill()
-        shard.close(CLOSE_SECONDS)  # what it waited for is gone
-    ranks.stop(CLOSE_SECONDS)
+    try:
+        if not shard.close(CLOSE_SECONDS):
+            ranks.kill()
+            shard.close(CLOSE_SECONDS)  # what it waited for is gone
+    finally:
+        ranks.stop(CLOSE_SECONDS)

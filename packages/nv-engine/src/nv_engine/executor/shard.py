@@ -8,7 +8,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nv_engine.batch import Batch
 from nv_engine.executor.base import ModelFacts, RankPending, RankWorker, facts_of
@@ -52,27 +52,16 @@ class Shard:
     After an error it runs nothing more: the ranks may no longer be at the same step.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], RankWorker],
-        send: Callable[[bytes], None],
-    ) -> None:
+    def __init__(self, build: Callable[[], RankWorker], send: Callable[[bytes], None]) -> None:
         """Begin to build the worker; `loaded` tells when it is there."""
         self.loaded: Outcome[ModelFacts] = Outcome()
+        self.error: BaseException | None = None  # what ended the thread, if an error did
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(
-            target=_serve,
-            args=(self._steps, self._is_closed, self.loaded, build, send),
-            name="nv_engine rank 0",
-            daemon=True,
+            target=self._serve, args=(build, send), name="nv_engine rank 0", daemon=True
         )
         self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        """False after an error, or when closed."""
-        return self._thread.is_alive()
 
     def submit(self, batch: Batch) -> Outcome[RankPending]:
         """Queue a step."""
@@ -87,25 +76,16 @@ class Shard:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-
-def _serve(
-    steps: "SimpleQueue[_Step | None]",
-    is_closed: threading.Event,
-    loaded: Outcome[ModelFacts],
-    build: Callable[[], RankWorker],
-    send: Callable[[bytes], None],
-) -> None:
-    """The thread; holds the worker, and drops it when it ends."""
-    try:
-        worker = build()
-        loaded.put(facts_of(worker))
-    except BaseException as error:  # the caller raises it
-        loaded.put(None, error)
-        return
-    while (step := steps.get()) is not None and not is_closed.is_set():
+    def _serve(self, build: Callable[[], RankWorker], send: Callable[[bytes], None]) -> None:
+        """The thread: holds the worker, and drops it when it ends."""
+        awaited: Outcome[Any] = self.loaded
         try:
-            send(pickle.dumps(step.batch))
-            step.outcome.put(worker.run(step.batch))
+            worker = build()
+            awaited.put(facts_of(worker))
+            while (step := self._steps.get()) is not None and not self._is_closed.is_set():
+                awaited = step.outcome
+                send(pickle.dumps(step.batch))
+                awaited.put(worker.run(step.batch))
         except BaseException as error:  # the caller raises it
-            step.outcome.put(None, error)
-            return
+            self.error = error
+            awaited.put(None, error)

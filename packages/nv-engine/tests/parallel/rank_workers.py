@@ -1,0 +1,104 @@
+"""Workers for ranks under test: real ones with an ear on them, and ones without a model."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from nv_engine.batch import StepResult
+from nv_engine.device import worker as worker_module
+from nv_engine.device.worker import Worker
+
+
+class Done:
+    """A result that is there."""
+
+    is_ready = True
+
+    def __init__(self, token_ids):
+        self._result = StepResult(token_ids)
+
+    def result(self):
+        return self._result
+
+
+class Echo:
+    """Draws, for each step, the sum of the batch's tokens as every rank sees it."""
+
+    vocab_size, eos_token_ids, max_model_len, num_blocks, block_size = 1000, (), 100, 10, 16
+
+    def __init__(self, config, parallel):
+        self.parallel = parallel
+
+    def run(self, batch):
+        own = torch.tensor([sum(batch.chunks[0].token_ids)])
+        return Done([self.parallel.all_gather_last(own).tolist()])
+
+
+class Recording:
+    """A worker whose draws are written down, a line a step."""
+
+    def __init__(self, worker, path):
+        self.__dict__.update({name: getattr(worker, name) for name in FACTS})
+        self.worker, self.path = worker, path
+
+    def run(self, batch):
+        pending = self.worker.run(batch)
+        with self.path.open("a") as file:
+            print(pending.result().token_ids, file=file)
+        return pending
+
+
+FACTS = ("vocab_size", "eos_token_ids", "max_model_len", "num_blocks", "block_size")
+
+
+def record(folder, memory, config, parallel):
+    """A real worker on a rank with `memory[rank]` bytes; its draws go to folder/ids.RANK."""
+    with patch.object(worker_module, "available_host_memory", lambda: memory[parallel.rank]):
+        worker = Worker(config, parallel)
+    return Recording(worker, Path(folder) / f"ids.{parallel.rank}")
+
+
+class Interrupting:
+    """A worker that sends Ctrl-C to the waiting caller in the middle of some of rank 0's steps."""
+
+    def __init__(self, worker, rank):
+        self.__dict__.update({name: getattr(worker, name) for name in FACTS})
+        self.worker, self.rank, self.num_steps = worker, rank, 0
+
+    def run(self, batch):
+        self.num_steps += 1
+        if self.rank == 0 and self.num_steps in (3, 7):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.3)
+        return self.worker.run(batch)
+
+
+def interrupt(config, parallel):
+    return Interrupting(Worker(config, parallel), parallel.rank)
+
+
+def raise_on(rank, error, config, parallel):
+    if parallel.rank == rank:
+        raise error
+    return Worker(config, parallel)
+
+
+def exit_on(rank, config, parallel):
+    if parallel.rank == rank:
+        os._exit(3)
+    return Worker(config, parallel)
+
+
+class FailAtFive(Echo):
+    def run(self, batch):
+        if self.parallel.rank == 1 and batch.chunks[0].token_ids == (5,):
+            raise ValueError("five is right out")
+        return super().run(batch)
+
+
+def fail_at_five(config, parallel):
+    return FailAtFive(config, parallel)
