@@ -24,6 +24,7 @@ def main(
     options = {} if args.kv_cache_dtype == "auto" else {"kv_cache_dtype": args.kv_cache_dtype}
     kv_bytes = 2 if args.kv_cache_dtype == "auto" else 1
     max_len = args.prompt_len + args.output_len + 64
+    bandwidth, flops = read_ceiling(), matmul_ceiling()  # while the card is empty
     run = ENGINES[args.engine](
         str(model_folder(args.model)),
         max_model_len=max(4096, max_len),
@@ -40,7 +41,6 @@ def main(
     )
     work = uniform_workload(args.batch, args.prompt_len, args.output_len)
     prompt_only = uniform_workload(args.batch, args.prompt_len, 1)
-    bandwidth, flops = read_ceiling(), matmul_ceiling()
     bound = (
         (
             bound_seconds(args.model, work, bandwidth, flops, kv_bytes)
