@@ -113,16 +113,10 @@ class Processor:
                 tokenizer.
             NotImplementedError: a parameter that is not built yet.
         """
-        if params.stop_strings and self._tokenizer is None:
-            raise ValueError(
-                f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
-                "use stop_token_ids"
-            )
         self._engine.validate(prompt.token_ids, self._lower(params))
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
         """Queue a prompt; raises as `validate` does."""
-        self.validate(prompt, params)
         request_id = self._engine.add(prompt.token_ids, self._lower(params))
         token_text = self._token_text(params)
         completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
@@ -160,7 +154,16 @@ class Processor:
                 completion.finish("abort")
 
     def _lower(self, params: "SamplingParams") -> "SamplingParams":
-        """Spell bad words in token ids: the engine reads no text."""
+        """Spell bad words in token ids: the engine reads no text.
+
+        Raises:
+            ValueError: stop strings or bad words, and no tokenizer.
+        """
+        if params.stop_strings and self._tokenizer is None:
+            raise ValueError(
+                f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
+                "use stop_token_ids"
+            )
         if not params.bad_words:
             return params
         if self._tokenizer is None:

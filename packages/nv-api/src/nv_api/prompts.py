@@ -110,6 +110,8 @@ def _token_ids(ids: object, name: str) -> list[int]:
         ids = ids.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
+    if ids and set(map(type, ids)) == {int}:  # nearly always, and a prompt is long
+        return list(ids)
     wrong = next((token for token in ids if not _is_integer(token)), None)
     if wrong is not None:
         raise TypeError(f"{name} holds {wrong!r} among its token ids: every one must be an integer")
