@@ -6,6 +6,7 @@ import pytest
 import torch
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.control_tables import SlotTable
+from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import control, sample
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams
@@ -118,8 +119,11 @@ class Rows:
     def step(self, logits_RV):
         slots_R, lengths_R, flags = self.inputs()
         raw_RV = logits_RV.clone()
-        (ids_R,) = sample(logits_RV, self.slots, slots_R, lengths_R, flags)
+        ring = ResultRing(1, len(self.rows), CPU)
+        sampling = self.slots.sampling(slots_R, lengths_R, flags)
+        sample(logits_RV, self.slots, slots_R, sampling, flags, ring=ring)
         assert torch.equal(logits_RV, raw_RV)  # logprobs come from these
+        (ids_R,) = ring.expect(1, len(self.rows))
         for token, (_, _, _, drawn) in zip(ids_R.tolist(), self.rows, strict=True):
             drawn.append(token)
 

@@ -106,7 +106,7 @@ def test_chunks_mixed_with_decodes_equal_transformers(checkpoint: Path, greedy) 
 
 
 def test_a_burst_equals_single_steps(checkpoint: Path, greedy) -> None:
-    worker, rows = make_worker(checkpoint), random_rows([5, 14])
+    worker, rows = make_worker(checkpoint, max_burst=8), random_rows([5, 14])
     expected = [row.tokens + greedy(row.tokens, 9) for row in rows]
     admit(worker, rows)
     step(worker, rows, [row.decode() for row in rows], num_steps=8)

@@ -28,6 +28,8 @@ TRITON_OPS = {
     "qk_norm_rope_store": "rope_store",
     "copy_blocks": "copy_blocks",
     "sample": "sampling",
+    "decode_rows": "rows",
+    "keep_tokens": "rows",
 }
 
 
@@ -86,3 +88,5 @@ store_kv = dispatched(reference.store_kv)
 qk_norm_rope_store = dispatched(reference.qk_norm_rope_store)
 copy_blocks = dispatched(reference.copy_blocks)
 sample = dispatched(reference.sample)
+decode_rows = dispatched(reference.decode_rows)
+keep_tokens = dispatched(reference.keep_tokens)

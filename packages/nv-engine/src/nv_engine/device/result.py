@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nv_engine.batch import Batch, StepResult, TokenLogprobs
 from nv_engine.device.logprobs import TopLogprobs, plain
-from nv_engine.device.sampler import Drawn
+from nv_engine.device.sampler import LogprobParts
 
 
 class AskedLogprobs(NamedTuple):
@@ -39,21 +39,29 @@ def asked_logprobs(batch: Batch, asked: Mapping[int, int]) -> list[AskedLogprobs
 
 
 class DeviceResult:
-    """A step's results: [num_steps, R, ...] each, and of prompts [N, ...]."""
+    """A batch's results.
+
+    Args:
+        token_rows: an entry of the ring [R] for each step.
+        logprobs: what `sample` returned for those who ask, [num_steps, R, ...] each.
+        asked: whose log-probabilities those are.
+        prompt: of prompt tokens, [N, ...] each.
+    """
 
     def __init__(
         self,
-        drawn: Drawn,
+        token_rows: Sequence[Tensor],
+        logprobs: LogprobParts = (),
         asked: Sequence[AskedLogprobs] = (),
         prompt: PromptResult | None = None,
     ) -> None:
-        parts = drawn if prompt is None else (*drawn, *prompt.top)
-        self._num_drawn = len(drawn)
-        self._parts = [_to_host(part) for part in parts]
+        self._token_rows = token_rows
+        self._logprob_parts = [_to_host(part) for part in logprobs]
+        self._prompt_parts = [_to_host(part) for part in prompt.top] if prompt else []
         self._asked = asked
         self._spans = prompt.spans if prompt is not None else ()
         self._event: torch.cuda.Event | None = None
-        if drawn[0].is_cuda:
+        if token_rows[0].is_pinned():
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -66,7 +74,7 @@ class DeviceResult:
         """Wait for the step and read what it drew."""
         if self._event is not None:
             self._event.synchronize()
-        token_ids: list[list[int]] = self._parts[0].tolist()
+        token_ids: list[list[int]] = [row.tolist() for row in self._token_rows]
         if not self._asked and not self._spans:
             return StepResult(token_ids)
         return StepResult(token_ids, self._logprobs(), self._prompt_logprobs())
@@ -76,7 +84,7 @@ class DeviceResult:
             return None
         rows = [row for row, _, _ in self._asked]
         counts = [count for _, _, count in self._asked]
-        columns = [part[:, rows] for part in self._parts[1 : self._num_drawn]]
+        columns = [part[:, rows] for part in self._logprob_parts]
         steps = [plain(TopLogprobs(*step), counts) for step in zip(*columns, strict=True)]
         slots = [slot for _, slot, _ in self._asked]
         return {slot: list(tokens) for slot, *tokens in zip(slots, *steps, strict=True)}
@@ -85,7 +93,7 @@ class DeviceResult:
         if not self._spans:
             return None
         counts = [count for _, number, count in self._spans for _ in range(number)]
-        tokens = iter(plain(TopLogprobs(*self._parts[self._num_drawn :]), counts))
+        tokens = iter(plain(TopLogprobs(*self._prompt_parts), counts))
         return {slot: [next(tokens) for _ in range(number)] for slot, number, _ in self._spans}
 
 

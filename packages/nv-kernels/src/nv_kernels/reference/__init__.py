@@ -9,6 +9,7 @@ from nv_kernels.reference.kv import copy_blocks, store_kv
 from nv_kernels.reference.linear import embedding, linear, pack_weight
 from nv_kernels.reference.norm import add_rms_norm, rms_norm
 from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
+from nv_kernels.reference.rows import decode_rows, keep_tokens
 from nv_kernels.reference.sampling import sample
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "apply_rope",
     "attention",
     "copy_blocks",
+    "decode_rows",
     "embedding",
+    "keep_tokens",
     "linear",
     "pack_weight",
     "qk_norm_rope_store",
