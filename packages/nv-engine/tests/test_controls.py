@@ -123,7 +123,7 @@ class Rows:
         sampling = self.slots.sampling(slots_R, lengths_R, flags)
         sample(logits_RV, self.slots, slots_R, sampling, flags, ring=ring)
         assert torch.equal(logits_RV, raw_RV)  # logprobs come from these
-        (ids_R,) = ring.expect(1, len(self.rows))
+        (ids_R,) = ring.expect(1)
         for token, (_, _, _, drawn) in zip(ids_R.tolist(), self.rows, strict=True):
             drawn.append(token)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
-from nv_engine.device.graphs import buckets
+from nv_engine.device.buckets import batches
 from nv_engine.device.worker import Worker, choose_device
 from nv_engine.params import SamplingParams
 
@@ -188,7 +188,7 @@ def test_no_card_says_so() -> None:
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 9, 12, 20, 100, 513])
 def test_every_batch_size_has_a_bucket(max_num_seqs: int) -> None:
-    sizes = buckets(max_num_seqs)
+    sizes = batches(max_num_seqs)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == max_num_seqs
     assert all(any(size >= n for size in sizes) for n in range(1, max_num_seqs + 1))

@@ -1,7 +1,7 @@
 """ControlTables: what the controls of each running sequence need on the device, by slot.
 
-Owns allowed tokens, words, biases, penalties, counts and recent tokens. Never changes a logit. A
-table has rows up to the highest slot that asked for it, so a control costs memory only where it is
+Owns masks, allowed tokens, words, biases, penalties, counts and recent tokens. Never changes a
+logit. A table has rows up to the highest slot that asked for it, so a control costs memory only where it is
 used: beside its first row nothing is allocated until then, and a table that grows moves.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nv_engine.batch import Admission
+from nv_engine.batch import Admission, TokenMask
 from nv_engine.device.controls import ANY, NO_CONTROLS, ControlFlags
 from nv_engine.device.upload import upload
 from nv_engine.params import SamplingParams
@@ -76,6 +76,7 @@ class ControlTables:
         self.repetition = table((), 1.0, torch.float32)
         self.additive = table((2,), 0.0, torch.float32)  # frequency, presence
         self.counts = table((vocab_size,), 0, torch.int32)  # as `controls.penalize` reads them
+        self.masks = table((-(-vocab_size // 32),), -1, torch.int32)  # as `controls.allow_bits` does
         self._device = device
         self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
 
@@ -100,6 +101,13 @@ class ControlTables:
                 self._asked[admission.slot] = flags
                 self._set(admission, flags)
         return any(table.data is not data for table, data in zip(self._all, before, strict=True))
+
+    def mask(self, masks: Sequence[TokenMask]) -> None:
+        """Take in what sequences with a grammar may draw next."""
+        bits = torch.frombuffer(bytearray().join([mask.bits for mask in masks]), dtype=torch.int32)
+        rows = self._ids([mask.slot for mask in masks])
+        bits_RW = upload(bits, torch.int32, self._device)
+        self.masks.data[rows] = bits_RW.view(len(masks), -1)
 
     @property
     def in_use(self) -> bool:
@@ -128,7 +136,7 @@ class ControlTables:
         words = self.words, self.recent
         bias = self.bias_ids, self.bias_values
         penalties = self.repetition, self.additive, self.counts
-        return (self.allowed, *words, *bias, *penalties)
+        return (self.allowed, *words, *bias, *penalties, self.masks)
 
     def _clear(self, slot: int) -> None:
         """Make neutral what an earlier sequence in the slot had."""
@@ -138,6 +146,7 @@ class ControlTables:
             "words": (self.words,),
             "bias": (self.bias_ids, self.bias_values),
             "penalties": (self.repetition, self.additive),
+            "grammar": (self.masks,),
         }
         for name in (name for name, asked in had._asdict().items() if asked):
             for table in tables[name]:
@@ -152,6 +161,8 @@ class ControlTables:
             self._set_bias(admission)
         if flags.penalties:
             self._set_penalties(admission)
+        if flags.grammar:
+            self.masks.fit(admission.slot, *self.masks.data.shape[1:])
 
     def _set_allowed(self, admission: Admission) -> None:
         self.allowed.fit(admission.slot, *self.allowed.data.shape[1:])
@@ -209,5 +220,6 @@ def flags_of(params: SamplingParams) -> ControlFlags:
             or params.frequency_penalty != 0
             or params.presence_penalty != 0
         ),
+        grammar=params.structured_outputs is not None,
     )
     return flags if any(flags) else NO_CONTROLS

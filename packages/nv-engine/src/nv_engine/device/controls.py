@@ -1,7 +1,7 @@
 """Controls: what a request may ask to happen to its logits before the draw.
 
-Owns the definition of each and their order, which is vLLM's: allowed tokens, bad words, min_tokens,
-bias, then penalties; temperature and the filters follow in `nk.sample`. Never keeps anything
+Owns the definition of each and their order, which is vLLM's: a grammar's mask, allowed tokens, bad
+words, min_tokens, bias, then penalties; temperature and the filters follow in `nk.sample`. Never keeps anything
 (control_tables does). A step changes fp32 logits in place, has fixed shapes, reads nothing back,
 and leaves the rows that did not ask for it as they are, bit for bit.
 """
@@ -22,6 +22,7 @@ class ControlFlags(NamedTuple):
     words: bool = False
     bias: bool = False
     penalties: bool = False
+    grammar: bool = False
 
 
 NO_CONTROLS = ControlFlags()
@@ -35,6 +36,19 @@ def allow_only(logits_RV: Tensor, allowed_RV: Tensor) -> None:
         allowed_RV: bool.
     """
     logits_RV.masked_fill_(~allowed_RV, -torch.inf)
+
+
+def allow_bits(logits_RV: Tensor, bits_RW: Tensor) -> None:
+    """-inf for every token whose bit is not set.
+
+    Args:
+        logits_RV: fp32, changed in place.
+        bits_RW: int32, W = ceil(V / 32); token t is bit t % 32 of word t // 32.
+    """
+    num_rows, vocab_size = logits_RV.shape
+    places = torch.arange(32, dtype=torch.int32, device=bits_RW.device)
+    allowed_RW32 = (bits_RW[:, :, None] >> places) & 1
+    allow_only(logits_RV, allowed_RW32.view(num_rows, -1)[:, :vocab_size].bool())
 
 
 def forbid(logits_RV: Tensor, ids_RK: Tensor, applies_RK: Tensor) -> None:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nv_engine.batch import Batch, StepResult, TokenLogprobs
+from nv_engine.batch import Chunk, StepResult, TokenLogprobs
 from nv_engine.device.logprobs import TopLogprobs, plain
 from nv_engine.device.sampler import LogprobParts
 
 
 class AskedLogprobs(NamedTuple):
-    """A sampling row of a batch whose log-probabilities are wanted."""
+    """A row of a step whose log-probabilities are wanted."""
 
     row: int
     slot: int
@@ -30,11 +30,15 @@ class PromptResult(NamedTuple):
     """Slot, number of tokens and num_logprobs of each sequence."""
 
 
-def asked_logprobs(batch: Batch, asked: Mapping[int, int]) -> list[AskedLogprobs]:
-    """Find the rows of a batch whose slots ask for log-probabilities."""
-    slots = [chunk.slot for chunk in batch.chunks if chunk.samples]
+def asked_logprobs(
+    chunks: Sequence[Chunk], rows: Sequence[int], asked: Mapping[int, int]
+) -> list[AskedLogprobs]:
+    """Find the sampling rows (`rows`, in the order of their chunks) whose slots ask."""
+    slots = [chunk.slot for chunk in chunks if chunk.samples]
     return [
-        AskedLogprobs(row, slot, asked[slot]) for row, slot in enumerate(slots) if slot in asked
+        AskedLogprobs(row, slot, asked[slot])
+        for row, slot in zip(rows, slots, strict=True)
+        if slot in asked
     ]
 
 
@@ -42,26 +46,29 @@ class DeviceResult:
     """A batch's results.
 
     Args:
-        token_rows: an entry of the ring [R] for each step.
-        logprobs: what `sample` returned for those who ask, [num_steps, R, ...] each.
+        entries: of the ring, one for each step.
+        rows: those of an entry that count.
+        logprobs: what `sample` returned for those who ask, [num_steps, rows, ...] each.
         asked: whose log-probabilities those are.
         prompt: of prompt tokens, [N, ...] each.
     """
 
     def __init__(
         self,
-        token_rows: Sequence[Tensor],
+        entries: Sequence[Tensor],
+        rows: Sequence[int],
         logprobs: LogprobParts = (),
         asked: Sequence[AskedLogprobs] = (),
         prompt: PromptResult | None = None,
     ) -> None:
-        self._token_rows = token_rows
+        self._entries = entries
+        self._rows = rows
         self._logprob_parts = [_to_host(part) for part in logprobs]
         self._prompt_parts = [_to_host(part) for part in prompt.top] if prompt else []
         self._asked = asked
         self._spans = prompt.spans if prompt is not None else ()
         self._event: torch.cuda.Event | None = None
-        if token_rows[0].is_pinned():
+        if entries[0].is_pinned():
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
@@ -74,10 +81,15 @@ class DeviceResult:
         """Wait for the step and read what it drew."""
         if self._event is not None:
             self._event.synchronize()
-        token_ids: list[list[int]] = [row.tolist() for row in self._token_rows]
+        token_ids = [self._read(entry) for entry in self._entries]
         if not self._asked and not self._spans:
             return StepResult(token_ids)
         return StepResult(token_ids, self._logprobs(), self._prompt_logprobs())
+
+    def _read(self, entry: Tensor) -> list[int]:
+        last = self._rows[-1] + 1 if self._rows else 0
+        values: list[int] = entry[:last].tolist()
+        return values if last == len(self._rows) else [values[row] for row in self._rows]
 
     def _logprobs(self) -> dict[int, list[TokenLogprobs]] | None:
         if not self._asked:

@@ -24,8 +24,12 @@ class ResultRing:
         self.tokens = nk.TokenRing(entries, torch.zeros(1, dtype=torch.int64, device=device))
         self._num_steps = 0
 
-    def expect(self, num_steps: int, num_rows: int) -> list[Tensor]:
+    def expect(self, num_steps: int) -> list[Tensor]:
         """The entries [num_rows] that the next steps write."""
         entries, first = self.tokens.entries, self._num_steps
         self._num_steps += num_steps
-        return [entries[(first + step) % len(entries), :num_rows] for step in range(num_steps)]
+        return [entries[(first + step) % len(entries)] for step in range(num_steps)]
+
+    def resync(self) -> None:
+        """Count what the device has counted, after a step that broke off; waits for the device."""
+        self._num_steps = int(self.tokens.count)

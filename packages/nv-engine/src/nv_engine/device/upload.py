@@ -3,11 +3,19 @@
 Owns that the host does not wait for it.
 """
 
+from array import array
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
+
+Packed: TypeAlias = "array[int]"
+"""64-bit integers, typecode "q"."""
 
 
 def upload(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Host values to the device without waiting for it."""
+    if isinstance(values, array):
+        values = torch.frombuffer(values, dtype=torch.int64)
     host = torch.as_tensor(values, dtype=dtype)
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

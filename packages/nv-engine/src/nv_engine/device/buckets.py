@@ -1,0 +1,58 @@
+"""Buckets: the few sizes that steps are padded to, so that few graphs serve them all.
+
+Owns the sizes. Never pads.
+"""
+
+import bisect
+from collections.abc import Sequence
+from itertools import chain
+
+from nv_engine.device.inputs import Layout
+
+LEAST_CONTEXT = 2048
+"""Bounds on the context start here and double: an attention grid for more would be idle."""
+CHUNK_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Larger steps keep the device busy for longer than the host needs to launch them."""
+
+
+class Buckets:
+    """Sizes up to an engine's limits."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self._batches = batches(max_num_seqs)
+        self._decodes = [0, *(2**i for i in range(3, 20) if 2**i < max_num_seqs), max_num_seqs]
+        self._chunk_rows = [*(4**i for i in range(1, 9) if 4**i < max_num_seqs), max_num_seqs]
+        self._max_model_len = max_model_len
+
+    def batch(self, num_rows: int) -> int:
+        """Rows of a step that only decodes."""
+        return _at_least(self._batches, num_rows)
+
+    def context(self, max_context_len: int) -> int:
+        """A bound on the contexts."""
+        rounded = 1 << (max_context_len - 1).bit_length()
+        return min(max(LEAST_CONTEXT, rounded), self._max_model_len)
+
+    def layout(self, exact: Layout) -> Layout | None:
+        """Room for a step with prompts; None if it is too large to be worth a graph."""
+        num_tokens = exact.num_tokens - exact.num_decodes
+        if num_tokens > CHUNK_TOKENS[-1]:
+            return None
+        decodes = _at_least(self._decodes, exact.num_decodes)
+        rows = _at_least(self._chunk_rows, exact.num_rows - exact.num_decodes)
+        tokens = _at_least(CHUNK_TOKENS, num_tokens)
+        context = self.context(exact.max_context_len)
+        return Layout(decodes, decodes + rows, decodes + tokens, tokens, context)
+
+
+def batches(max_num_seqs: int) -> list[int]:
+    """Batch sizes that are captured: 1, 2, 4, then in steps of 8, 16 above 64, 32 above 256.
+
+    The largest is max_num_seqs itself, so that every size has a bucket.
+    """
+    sizes = chain((1, 2, 4), range(8, 64, 8), range(64, 256, 16), range(256, max_num_seqs, 32))
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+def _at_least(sizes: Sequence[int], size: int) -> int:
+    return sizes[bisect.bisect_left(sizes, size)]

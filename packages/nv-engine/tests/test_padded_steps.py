@@ -1,0 +1,165 @@
+"""Steps padded to buckets, as graphs run them, give what exact steps give; here without a graph."""
+
+import pytest
+import torch
+from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine.batch import Chunk
+from nv_engine.device import inputs
+from nv_engine.device.buckets import Buckets
+from nv_engine.device.ring import ResultRing
+from nv_engine.device.slots import Slots
+from nv_engine.device.upload import upload
+from nv_engine.device.worker import Worker
+
+CPU = torch.device("cpu")
+
+
+class EagerGraphs:
+    """What `Graphs` offers, each step run at once: first with idle values, as before a capture."""
+
+    def __init__(self, device):
+        self.device, self.keys, self.num_replays = device, set(), 0
+
+    def __contains__(self, key):
+        return key in self.keys
+
+    def replay(self, key, values, step, idle, num_steps=1):
+        assert len(values) == len(idle)
+        if key not in self.keys:
+            self.keys.add(key)
+            step(upload(idle, torch.int64, self.device))
+        self.num_replays += 1
+        steps = [step(upload(values, torch.int64, self.device)) for _ in range(num_steps)]
+        return tuple(torch.stack(parts) for parts in zip(*steps, strict=True))
+
+    def drop(self):
+        self.keys.clear()
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Every worker started from now on pads its steps; a list of their graphs."""
+    made = []
+
+    def start(worker, config, *rest):
+        plain_start(worker, config, *rest)
+        worker._runner.use_graphs(config.max_num_seqs, worker.max_model_len)
+        made.append(worker._runner._graphs)
+
+    plain_start = Worker.__init__
+    monkeypatch.setattr("nv_engine.device.runner.Graphs", EagerGraphs)
+    monkeypatch.setattr(Worker, "__init__", start)
+    return made
+
+
+def run(checkpoint, kinds, **options):
+    defaults = {"kvcache_block_size": 16, "max_num_seqs": 12, "max_num_batched_tokens": 64}
+    engine = Engine(EngineConfig(model=str(checkpoint), device="cpu", **defaults | options))
+    said = {}
+    for number, params in enumerate(kinds):
+        prompt = [(7 * number + 3 * i) % 300 + 5 for i in range(9 + 11 * number)]
+        said[engine.add(prompt, params)] = []
+    while engine.has_unfinished:
+        for update in engine.step().updates:
+            logprobs = [entry.logprobs for entry in update.logprobs or ()]
+            said[update.request_id].append((update.token_ids, logprobs))
+    engine.close()
+    tokens = {key: [t for ids, _ in parts for t in ids] for key, parts in said.items()}
+    logprobs = {key: [p for _, many in parts for p in many] for key, parts in said.items()}
+    return list(tokens.values()), list(logprobs.values())
+
+
+KINDS = [
+    SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
+    SamplingParams(temperature=0.8, seed=3, max_tokens=12, top_k=20),
+    SamplingParams(temperature=0, max_tokens=21, logprobs=2, repetition_penalty=1.3),
+    SamplingParams(temperature=0.9, seed=5, max_tokens=17, min_tokens=9, frequency_penalty=0.5),
+    SamplingParams(temperature=0, max_tokens=9, logprobs=0),
+    SamplingParams(temperature=1.0, seed=8, max_tokens=25),
+    SamplingParams(temperature=0, max_tokens=14),
+]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_in_flight": 0},
+        {"max_in_flight": 3, "max_burst": 4},
+        {"num_kvcache_blocks": 14, "max_num_batched_tokens": 23},
+        {"max_num_seqs": 3},
+    ],
+    ids=str,
+)
+def test_tokens_and_logprobs_are_those_of_exact_steps(checkpoint, graphs, monkeypatch, options):
+    got = run(checkpoint, KINDS, **options)
+    assert graphs[0].num_replays > 10
+    assert any(isinstance(key[0], inputs.Layout) for key in graphs[0].keys)
+    monkeypatch.undo()
+    want = run(checkpoint, KINDS, **options)
+    assert got[0] == want[0]
+    for mine, theirs in zip(got[1], want[1], strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert a == pytest.approx(b, abs=1e-4)
+
+
+def test_a_padded_layout_holds_the_exact_one():
+    slots = Slots(6, 4, 50, (1,), CPU)
+    slots.tables.computed[:] = torch.tensor([9, 3, 0, 7, 2, 5, 0])
+    slots.tables.last_token[:] = torch.arange(7) + 20
+    slots.tables.block_table[:] = torch.randperm(28).view(7, 4)
+    chunks = [
+        Chunk(3, 7, 1, (), True),
+        Chunk(1, 3, 1, (44,), False),
+        Chunk(0, 9, 5, (1, 2, 3, 4, 5), True),
+        Chunk(5, 0, 2, (8, 9), False),
+    ]
+    exact = inputs.layout_of(chunks)
+    assert exact == inputs.Layout(2, 4, 9, 5, 14)
+    padded = Buckets(6, 512).layout(exact)
+    assert padded is not None
+    assert padded.num_decodes > 2
+    assert padded.num_tokens > 9
+    reads = []
+    for layout in (exact, padded):
+        packed = upload(inputs.pack(chunks, layout, slots.padding), torch.int64, CPU)
+        step = inputs.unpack(packed, layout)
+        rows = inputs.row_numbers(chunks, layout)
+        assert step.drawn_slots_S[rows].tolist() == [3, 0]
+        spare = set(range(layout.num_rows)) - set(rows)
+        assert all(step.drawn_slots_S[row] == slots.padding for row in spare)
+        forward = inputs.derive(step, layout, slots, block_size=4)
+        real = forward.slot_mapping_T >= 0
+        columns = (forward.token_ids_T, forward.positions_T, forward.slot_mapping_T)
+        reads.append([column[real].tolist() for column in columns])
+        lengths = forward.attention.context_lens
+        assert lengths[lengths > 0].tolist() == [8, 4, 14, 2]
+        assert int(forward.attention.query_start[-1]) == 7 + layout.num_decodes
+    assert reads[0] == reads[1]
+    assert reads[0][0] == [23, 44, 1, 2, 3, 4, 5, 8, 9]
+    assert reads[0][1] == [7, 3, 9, 10, 11, 12, 13, 0, 1]
+
+
+def test_the_ring_counts_what_the_device_counted():
+    ring = ResultRing(4, 3, CPU)
+    ring.expect(2)
+    ring.tokens.count.add_(1)  # one of the two steps broke off
+    ring.resync()
+    (entry,) = ring.expect(1)
+    assert entry.data_ptr() == ring.tokens.entries[1].data_ptr()
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 8, 9, 100, 512])
+def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
+    buckets = Buckets(max_num_seqs, 4096)
+    for decodes in range(max_num_seqs + 1):
+        for rows in {1, max_num_seqs - decodes} - {0}:
+            for tokens in (rows, 63, 64, 65, 5000, 8192):
+                exact = inputs.Layout(decodes, decodes + rows, decodes + tokens, tokens, 900)
+                layout = buckets.layout(exact)
+                assert layout is not None
+                assert decodes <= layout.num_decodes <= max_num_seqs
+                assert rows <= layout.num_rows - layout.num_decodes <= max_num_seqs
+                assert tokens <= layout.num_tokens - layout.num_decodes
+                assert (layout.max_context_len, layout.max_query_len >= tokens) == (2048, True)
+    assert buckets.layout(inputs.Layout(0, 1, 8193, 8193, 8193)) is None
