@@ -6,6 +6,7 @@ import pytest
 import torch
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.control_tables import SlotTable
+from nv_engine.device.controls import ControlFlags
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import control, sample
 from nv_engine.device.slots import Slots
@@ -173,7 +174,7 @@ def test_a_slot_forgets_the_sequence_before():
 
 def test_plain_rows_ask_for_nothing_whoever_else_is_there():
     rows = Rows(["plain", "penalties"])
-    assert rows.inputs()[2].controls == (False, False, False, True)
+    assert rows.inputs()[2].controls == ControlFlags(penalties=True)
     rows.rows = rows.rows[:1]
     assert not any(rows.inputs()[2].controls)
     assert rows.inputs()[2].num_logprobs is None

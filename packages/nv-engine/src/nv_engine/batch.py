@@ -39,6 +39,14 @@ class BlockCopy(NamedTuple):
     num_tokens: int
 
 
+class TokenMask(NamedTuple):
+    """What a slot's sequence may draw next."""
+
+    slot: int
+    bits: bytes
+    """A bit a token, lowest first, in ceil(V / 32) * 4 bytes."""
+
+
 class Chunk(NamedTuple):
     """Some tokens of one sequence: positions start .. start + num_tokens."""
 
@@ -59,6 +67,8 @@ class Batch(NamedTuple):
     appends: tuple[BlockAppend, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     num_steps: int = 1
+    masks: tuple[TokenMask, ...] = ()
+    """Of the sequences with a grammar that sample in this step."""
 
     @property
     def num_tokens(self) -> int:

@@ -6,20 +6,26 @@ they are) and never touches a tensor.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from copy import deepcopy
+from dataclasses import FrozenInstanceError, dataclass, fields
 from numbers import Integral, Real
 from typing import Any
+
+from nv_engine.grammar import StructuredOutputsParams
 
 MAX_SEED = 2**64
 MAX_COUNT = 2**31 - 1
 """Largest count or token id: what a device keeps it in."""
 LARGEST = 3.4e38
 """Largest real number: what fp32 holds."""
+_FROZEN = "_is_frozen"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SamplingParams:
     """Parameters of one request's completions; names and meanings follow vLLM's `SamplingParams`.
+
+    Fields may be set until a request is made of them: it takes a copy, checked then.
 
     Raises:
         ValueError: at construction, for a value out of range; names the field, value and range.
@@ -66,14 +72,47 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    structured_outputs: Any = None
-    """A grammar, opaque here; the layer that knows text lowers it."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the text must be; the layer that knows text compiles it."""
 
     def __post_init__(self) -> None:
+        self.check()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if _FROZEN in self.__dict__:
+            raise FrozenInstanceError(f"{name} cannot be set: a request has these parameters")
+        object.__setattr__(self, name, value)
+
+    def check(self) -> None:
+        """Raise ValueError for a value out of range."""
         self._check_numbers()
         self._check_lengths()
         self._check_stops()
         self._check_tokens()
+        asked = self.structured_outputs
+        if asked is not None and not isinstance(asked, StructuredOutputsParams):
+            raise ValueError(
+                f"structured_outputs is {asked!r}: it must be a StructuredOutputsParams"
+            )
+
+    def clone(self) -> "SamplingParams":
+        """A copy with nothing in common; its fields may be set."""
+        twin = deepcopy(self)
+        twin.__dict__.pop(_FROZEN, None)
+        return twin
+
+    def frozen(self) -> "SamplingParams":
+        """A copy that nobody can change, or this one if it is such a copy.
+
+        Raises:
+            ValueError: a field was set to a value out of range.
+        """
+        if _FROZEN in self.__dict__:
+            return self
+        twin = self.clone()
+        twin.check()
+        twin.__dict__[_FROZEN] = True
+        return twin
 
     def _check_numbers(self) -> None:
         _integer("n", self.n, 1)

@@ -2,6 +2,7 @@
 
 import pytest
 from nv_engine.engine import Engine
+from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.params import SamplingParams
 from nv_engine.scheduling.policy import longest_first
 
@@ -67,10 +68,11 @@ def test_n13_ids_outside_the_vocabulary_in_the_parameters(simulation, more):
     assert not sim.engine.has_unfinished
 
 
-def test_what_is_not_built_is_refused_by_name(simulation):
+def test_a_grammar_that_is_only_named_is_refused(simulation):
     sim = simulation()
-    with pytest.raises(NotImplementedError, match="structured_outputs"):
-        sim.engine.add([5], SamplingParams(structured_outputs={"choice": ["a"]}))
+    asked = StructuredOutputsParams(choice=["a"])
+    with pytest.raises(ValueError, match="structured_outputs"):
+        sim.engine.add([5], SamplingParams(structured_outputs=asked))
     sim.check_idle()
 
 

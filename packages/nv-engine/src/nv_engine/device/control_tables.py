@@ -1,8 +1,8 @@
 """ControlTables: what the controls of each running sequence need on the device, by slot.
 
 Owns masks, allowed tokens, words, biases, penalties, counts and recent tokens. Never changes a
-logit. A table has rows up to the highest slot that asked for it, so a control costs memory only where it is
-used: beside its first row nothing is allocated until then, and a table that grows moves.
+logit. A table has rows up to the highest slot that asked for it, so a control costs memory only
+where it is used: beside its first row nothing is there until then, and a table that grows moves.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,9 @@ class ControlTables:
         self.repetition = table((), 1.0, torch.float32)
         self.additive = table((2,), 0.0, torch.float32)  # frequency, presence
         self.counts = table((vocab_size,), 0, torch.int32)  # as `controls.penalize` reads them
-        self.masks = table((-(-vocab_size // 32),), -1, torch.int32)  # as `controls.allow_bits` does
+        self.masks = table(
+            (-(-vocab_size // 32),), -1, torch.int32
+        )  # as `controls.allow_bits` does
         self._device = device
         self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
 

@@ -1,9 +1,9 @@
 """Controls: what a request may ask to happen to its logits before the draw.
 
 Owns the definition of each and their order, which is vLLM's: a grammar's mask, allowed tokens, bad
-words, min_tokens, bias, then penalties; temperature and the filters follow in `nk.sample`. Never keeps anything
-(control_tables does). A step changes fp32 logits in place, has fixed shapes, reads nothing back,
-and leaves the rows that did not ask for it as they are, bit for bit.
+words, min_tokens, bias, then penalties; temperature and the filters follow in `nk.sample`. Never
+keeps anything (control_tables does). A step changes fp32 logits in place, has fixed shapes, reads
+nothing back, and leaves the rows that did not ask for it as they are, bit for bit.
 """
 
 from typing import NamedTuple

@@ -5,7 +5,7 @@ Own the lists of one step. Never decide what goes into them.
 
 from typing import NamedTuple
 
-from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
+from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk, TokenMask
 from nv_engine.scheduling.sequence import Sequence
 
 
@@ -35,6 +35,7 @@ class Draft:
         "copies",
         "held",
         "is_short",
+        "masks",
         "num_decodes",
         "num_prefill_tokens",
         "num_steps",
@@ -60,6 +61,7 @@ class Draft:
         self.admissions: list[Admission] = []
         self.appends: list[BlockAppend] = []
         self.copies: list[BlockCopy] = []
+        self.masks: list[TokenMask] = []
         self.placed: list[Sequence] = []  # the admitted, whose tables' copies are in `copies`
 
     def prefill(self, sequence: Sequence) -> None:
@@ -71,6 +73,8 @@ class Draft:
         self.chunks.append(Chunk(sequence.slot, start, end - start, token_ids, samples))
         if samples:
             sequence.decoding = True
+            if sequence.matcher is not None:
+                self.masks.append(sequence.mask())
             self.rows.append(sequence)
         else:
             self.partial.append((sequence, end))
@@ -87,6 +91,7 @@ class Draft:
             tuple(self.appends),
             tuple(self.copies),
             self.num_steps,
+            tuple(self.masks),
         )
         return Flight(
             self.step, batch, self.rows, self.partial, self.num_decodes, self.num_prefill_tokens

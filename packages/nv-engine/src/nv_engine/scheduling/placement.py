@@ -4,6 +4,8 @@ Owns the slots and the running sequences' block tables. Never decides who runs: 
 there is room. Which block is taken is nv_cache's choice.
 """
 
+from dataclasses import replace
+
 from nv_cache import BlockManager
 
 from nv_engine.batch import Admission, BlockAppend, BlockCopy, StepResult
@@ -58,14 +60,17 @@ class Placement:
         if sequence.num_cached_tokens < 0:
             sequence.num_cached_tokens = table.num_cached
         self.running[sequence.slot] = sequence
+        params = sequence.params
+        if sequence.matcher is not None and params.min_tokens:
+            params = replace(params, min_tokens=0)  # its masks see to that
         draft.admissions.append(
             Admission(
                 sequence.slot,
-                sequence.params,
+                params,
                 sequence.seed,
                 sequence.prompt_len,
                 known,
-                sequence.params.prompt_logprobs if wants_prompt else None,
+                params.prompt_logprobs if wants_prompt else None,
             )
         )
         draft.appends.append(BlockAppend(sequence.slot, 0, tuple(table.ids)))
@@ -100,8 +105,8 @@ class Placement:
     def burst(self, most: int) -> int:
         """How many decode steps, `most` at most, can run at once before anything is due.
 
-        Due is the prefill of a running sequence, a sequence's last token, or a block that is not
-        to be had.
+        Due is the prefill of a running sequence, a sequence's last token, a grammar's next mask, or
+        a block that is not to be had.
         """
         if most == 1:
             return 1
@@ -110,7 +115,7 @@ class Placement:
             left = sequence.limit - 1 - sequence.num_scheduled
             if sequence.finish_reason is not None or left <= 0:
                 continue  # nothing more to schedule for it
-            if not sequence.decoding:
+            if not sequence.decoding or sequence.matcher is not None:
                 return 1
             rows.append(sequence)
             num_steps = min(num_steps, left)

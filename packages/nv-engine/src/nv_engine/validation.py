@@ -1,0 +1,93 @@
+"""Validation: whether a request can run on a model, before anything is queued.
+
+Owns the checks that need the model's facts, and their sentences. Never changes anything.
+"""
+
+from collections.abc import Collection, Iterable
+from operator import index as as_index
+
+from nv_engine.executor.base import ModelFacts
+from nv_engine.grammar import Grammar
+from nv_engine.params import SamplingParams
+
+
+def plain_prompt(token_ids: Iterable[int], facts: ModelFacts) -> list[int]:
+    """The prompt as a list of plain ints.
+
+    Raises:
+        ValueError: it is empty, leaves no room for one token more, or has an id that is no integer
+            or outside the vocabulary.
+    """
+    try:
+        prompt = list(token_ids)
+        if set(map(type, prompt)) != {int}:  # plain ints nearly always, and a prompt is long
+            prompt = list(map(as_index, prompt))
+    except TypeError as error:
+        raise ValueError(f"the prompt must be a list of integer token ids: {error}") from None
+    if not prompt:
+        raise ValueError("the prompt is empty: it must have at least one token")
+    _check_ids("the prompt", prompt, facts)
+    if len(prompt) >= facts.max_model_len:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens and max_model_len is {facts.max_model_len}, so "
+            "there is no room for one more: shorten the prompt or raise max_model_len"
+        )
+    return prompt
+
+
+def check_params(params: SamplingParams, grammar: Grammar | None, facts: ModelFacts) -> None:
+    """Check a request's parameters against the model.
+
+    Raises:
+        ValueError: a token id is outside the vocabulary, no token would be left to draw, or text
+            is asked for that nobody here reads.
+    """
+    _check_ids("logit_bias", params.logit_bias or (), facts)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), facts)
+    _check_ids("stop_token_ids", params.stop_token_ids or (), facts)
+    for word in params.bad_words_token_ids or ():
+        _check_ids("bad_words_token_ids", word, facts)
+    if params.bad_words and params.bad_words_token_ids is None:
+        raise ValueError(
+            f"bad_words is {params.bad_words!r} and the engine has no tokenizer: use "
+            "bad_words_token_ids"
+        )
+    if params.allowed_token_ids is not None:
+        _check_some_allowed(params, params.allowed_token_ids, facts)
+    _check_grammar(params, grammar, facts)
+
+
+def _check_some_allowed(
+    params: SamplingParams, allowed: Collection[int], facts: ModelFacts
+) -> None:
+    """Refuse parameters that leave no token to draw."""
+    forbidden = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    if params.min_tokens:
+        forbidden.update(facts.eos_token_ids, params.stop_token_ids or ())
+    if forbidden.issuperset(allowed):
+        raise ValueError(
+            f"allowed_token_ids is {allowed!r}, all of which are bad words or stop tokens before "
+            "min_tokens: allow another token"
+        )
+
+
+def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: ModelFacts) -> None:
+    """Refuse a grammar that is only named, and one that could never end."""
+    if (params.structured_outputs is None) != (grammar is None):
+        raise ValueError(
+            f"structured_outputs is {params.structured_outputs!r} and the engine has no tokenizer: "
+            "it also needs the compiled grammar, and takes none without the other"
+        )
+    if grammar is not None and not facts.eos_token_ids:
+        raise ValueError(
+            "structured_outputs needs an EOS token, and the model's config.json and "
+            "generation_config.json name none: add eos_token_id there"
+        )
+
+
+def _check_ids(name: str, ids: Collection[int], facts: ModelFacts) -> None:
+    if ids and (min(ids) < 0 or max(ids) >= facts.vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < facts.vocab_size)
+        raise ValueError(
+            f"{name} has token id {wrong}: the vocabulary is 0 .. {facts.vocab_size - 1}"
+        )

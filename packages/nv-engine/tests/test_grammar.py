@@ -1,0 +1,101 @@
+"""Masks on the device, and how a grammar is asked for."""
+
+import pickle
+
+import pytest
+import torch
+from nv_engine.batch import Admission, Batch, TokenMask
+from nv_engine.device.controls import allow_bits
+from nv_engine.device.slots import Slots
+from nv_engine.grammar import StructuredOutputsParams
+from nv_engine.params import SamplingParams
+
+VOCAB = 50
+CPU = torch.device("cpu")
+
+
+def bits(*tokens):
+    packed = sum(1 << token for token in tokens)
+    return packed.to_bytes(-(-VOCAB // 32) * 4, "little")
+
+
+def admission(slot, **fields):
+    return Admission(slot, SamplingParams(**fields), 0, 1, (3,))
+
+
+def asked(slot):
+    return admission(slot, structured_outputs=StructuredOutputsParams(regex="a"))
+
+
+def allowed(slots, *rows):
+    """Tokens that the masks leave in each row."""
+    logits_RV = torch.zeros(len(rows), VOCAB)
+    allow_bits(logits_RV, slots.controls.masks.rows(torch.tensor(rows)))
+    return [row.nonzero().flatten().tolist() for row in logits_RV.isfinite()]
+
+
+def test_every_bit_is_its_token():
+    for token in range(VOCAB):
+        words_1W = torch.frombuffer(bytearray(bits(token)), dtype=torch.int32)[None]
+        logits_1V = torch.randn(1, VOCAB)
+        before_V = logits_1V[0].clone()
+        allow_bits(logits_1V, words_1W)
+        assert logits_1V.isfinite().nonzero().tolist() == [[0, token]]
+        assert logits_1V[0, token] == before_V[token]
+
+
+def test_masks_are_kept_by_slot_and_leave_others_alone():
+    slots, everything = Slots(20, 4, VOCAB, (1, 2), CPU), [*range(VOCAB)]
+    assert not slots.controls.in_use
+    assert slots.update(Batch((), (asked(2), admission(1))))  # a table of masks came to be
+    slots.update(Batch((), masks=(TokenMask(2, bits(0, 31, 32, 49)),)))
+    assert allowed(slots, 0, 1, 2, 20) == [everything, everything, [0, 31, 32, 49], everything]
+    assert slots.update(Batch((), (asked(12),), masks=(TokenMask(12, bits(7)),)))  # it grew
+    assert allowed(slots, 2, 12, 19) == [[0, 31, 32, 49], [7], everything]
+    slots.update(Batch((), (admission(2),)))  # the slot is somebody else's
+    assert allowed(slots, 2, 12) == [everything, [7]]
+    assert slots.controls.flags([2, 3]) == (False,) * 5
+    assert slots.controls.flags([2, 12]).grammar
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "nothing: give exactly one"),
+        ({"json_object": False}, "nothing"),
+        ({"regex": "a", "choice": ["b"]}, "regex, choice: give exactly one"),
+        ({"regex": 3}, "regex is 3"),
+        ({"grammar": ["root"]}, "grammar is"),
+        ({"choice": []}, r"choice is \[\]"),
+        ({"choice": "ab"}, "choice is 'ab'"),
+        ({"choice": ["a", ""]}, "non-empty strings"),
+        ({"json": "{"}, "no JSON"),
+        ({"json": {"enum": {3}}}, "no JSON"),
+        ({"json": "[]"}, "a schema is an object"),
+    ],
+)
+def test_what_asks_for_no_grammar_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        StructuredOutputsParams(**fields)
+
+
+def test_a_grammar_is_asked_for_in_one_of_five_ways():
+    schema = {"type": "string", "enum": ["é"]}
+    sources = [
+        StructuredOutputsParams(json=schema, disable_any_whitespace=True).source,
+        StructuredOutputsParams(json={}).source,
+        StructuredOutputsParams(regex="").source,
+        StructuredOutputsParams(choice=("a", "b")).source,
+        StructuredOutputsParams(json_object=True).source,
+    ]
+    assert sources == [
+        ("json", '{"type": "string", "enum": ["é"]}', True),
+        ("json", "{}", False),
+        ("regex", "", False),
+        ("choice", '["a", "b"]', False),
+        ("json_object", '{"type": "object"}', False),
+    ]
+    assert len(set(sources)) == 5  # they can be looked up
+    assert pickle.loads(pickle.dumps(asked(1))) == asked(1)  # other ranks are told
+    with pytest.raises(ValueError, match="must be a StructuredOutputsParams"):
+        SamplingParams(structured_outputs={"regex": "a"})
