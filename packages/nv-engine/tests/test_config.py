@@ -39,7 +39,6 @@ def test_out_of_range_names_option_and_value(option: str, value: object) -> None
     [
         ("quantization", "awq"),
         ("deterministic", True),
-        ("kv_cache_dtype", "fp8"),
         ("distributed_executor_backend", "ray"),
     ],
 )

@@ -28,7 +28,7 @@ class Row:
     slot: int
     tokens: list[int]
     blocks: list[int]
-    params: SamplingParams = GREEDY
+    params: SamplingParams = field(default_factory=lambda: GREEDY)
     seed: int = 7
     prompt_len: int = field(init=False)
 

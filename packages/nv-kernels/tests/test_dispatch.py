@@ -30,6 +30,7 @@ def test_surface():
         "attention_backend",
         "attention_input",
         "attention_output",
+        "compile_ahead",
         "normalise",
         "reference",
     }

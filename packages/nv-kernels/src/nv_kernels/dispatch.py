@@ -13,6 +13,7 @@ from nv_kernels import reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -90,3 +91,14 @@ copy_blocks = dispatched(reference.copy_blocks)
 sample = dispatched(reference.sample)
 decode_rows = dispatched(reference.decode_rows)
 keep_tokens = dispatched(reference.keep_tokens)
+
+
+def compile_ahead() -> AbstractContextManager[None]:
+    """Compile, in parallel and without launching, the Triton kernels that a block would launch.
+
+    For the start of a process on a card: results inside the block are undefined, and what a
+    kernel would have written must not be used as an index by torch.
+    """
+    module = importlib.import_module("nv_kernels.triton.ahead")
+    block: AbstractContextManager[None] = module.compile_ahead()
+    return block

@@ -1,0 +1,116 @@
+"""Compiles kernels before they are needed, several at a time.
+
+Owns the processes that compile. What they make reaches this process through Triton's cache on
+disk: a first run on a machine takes the time of its slowest kernels instead of the sum. Threads
+would not do: Triton's compiler holds the interpreter's lock most of the time. Never launches.
+"""
+
+# Triton offers no public way in: these are the methods that every launch goes through.
+# ruff: noqa: ANN401
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import time
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
+from triton.compiler.compiler import get_cache_key, make_backend
+from triton.runtime import driver
+from triton.runtime.cache import get_cache_manager
+from triton.runtime.jit import JITFunction
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Hashable, Sequence
+
+TIME_LIMIT = 120.0  # seconds; what is not compiled by then is compiled at its first launch
+
+
+class Kernel(NamedTuple):
+    """One specialisation of a kernel, not compiled yet.
+
+    Attributes:
+        source: what Triton compiles.
+        target: the card.
+        options: of the backend.
+    """
+
+    source: Any
+    target: Any
+    options: Any
+
+    def compile(self) -> None:
+        """Compile, and leave the result on disk."""
+        triton.compile(self.source, target=self.target, options=self.options.__dict__)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """True if an earlier process compiled it."""
+        backend = make_backend(self.target)
+        options = backend.parse_options(self.options.__dict__ | self.source.parse_options())
+        variables = get_cache_invalidating_env_vars()
+        key = get_cache_key(self.source, backend, options, env_vars=variables)
+        manager = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+        return bool(manager.get_group(f"{self.source.name[:150]}.json"))
+
+
+@contextmanager
+def compile_ahead() -> Generator[None]:
+    """Compile, at the end of the block, the kernels that the block would have launched.
+
+    Inside nothing is launched, so that results are undefined: what a kernel would have written
+    must not be used as an index by torch.
+    """
+    kernels: dict[Hashable, Kernel] = {}
+    run, do_compile = JITFunction.run, JITFunction._do_compile
+
+    def never_launch(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        del warmup
+        return run(self, *args, grid=grid, warmup=True, **options)
+
+    def collect(self: Any, key: Hashable, signature: Any, device: int, *rest: Any) -> None:
+        constants, options, attributes, _ = rest
+        source = self.ASTSource(self, signature, constants, attributes)
+        kernels[id(self), device, key] = Kernel(source, driver.active.get_current_target(), options)
+
+    JITFunction.run, JITFunction._do_compile = never_launch, collect
+    try:
+        yield
+    finally:
+        JITFunction.run, JITFunction._do_compile = run, do_compile
+    compile_in_parallel([kernel for kernel in kernels.values() if not kernel.is_on_disk])
+
+
+def compile_in_parallel(kernels: Sequence[Kernel], time_limit: float = TIME_LIMIT) -> None:
+    """Compile in forked processes, one a processor; a kernel that fails is left to its launch.
+
+    Args:
+        kernels: what to compile.
+        time_limit: seconds after which those that still run are stopped.
+    """
+    number = min(len(os.sched_getaffinity(0)), len(kernels))
+    fork = multiprocessing.get_context("fork")
+    children = [
+        fork.Process(target=_compile_all, args=(kernels[index::number],), daemon=True)
+        for index in range(number)
+    ]
+    with warnings.catch_warnings():  # Python 3.12 warns of a fork beside threads, such as torch's
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for child in children:
+            child.start()
+    deadline = time.monotonic() + time_limit
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            child.kill()
+            child.join()
+
+
+def _compile_all(kernels: Sequence[Kernel]) -> None:
+    for kernel in kernels:
+        kernel.compile()
