@@ -129,33 +129,75 @@ def shaped(request, tmp_path):
     return folder
 
 
+def transformers_model(folder, dtype):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
 @torch.inference_mode()
-def logits_of(folder, dtype, prompt, tokens):
-    """transformers' logits of each of the tokens that follow a prompt: [len(tokens), V] fp32."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+def logits_at_once(model, prompt, tokens):
+    """Logits of each token after a prompt, in one forward of all: [len(tokens), V] fp32."""
     return model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].float()
+
+
+@torch.inference_mode()
+def logits_by_token(model, prompt, tokens):
+    """The same as `generate` computes them: the prompt, then a token at a time over its cache."""
+    out = model(torch.tensor([prompt]), use_cache=True)
+    rows = [out.logits[0, -1]]
+    for token in tokens[:-1]:
+        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        rows.append(out.logits[0, -1])
+    return torch.stack(rows).float()
+
+
+def bf16_steps_behind(logits_TV, tokens):
+    """How far each token's logit is below the highest, in bf16 steps at the highest: [T]."""
+    best_T = logits_TV.amax(-1)
+    own_T = logits_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    step_T = torch.exp2(best_T.abs().log2().floor() - 7)  # bf16 has 8 significant bits
+    return (best_T - own_T) / step_T
 
 
 @pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
 def test_fp32_greedy_is_transformers(shaped):
     """N45: given our tokens, each is the likeliest next one, so both say the same."""
+    model = transformers_model(shaped, torch.float32)
     for prompt, tokens in zip(PROMPTS, complete(shaped), strict=True):
-        logits_TV = logits_of(shaped, torch.float32, prompt, tokens)
-        assert tokens == logits_TV.argmax(-1).tolist()
+        assert tokens == logits_at_once(model, prompt, tokens).argmax(-1).tolist()
         assert len(tokens) == NUM_TOKENS
 
 
-def test_bf16_greedy_is_transformers_up_to_rounding(shaped):
-    """N45: a token is the likeliest next one, or a tie that rounding decides.
+@pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
+def test_bf16_greedy_is_transformers_up_to_one_step(shaped):
+    """N45: a token is transformers' next one, or the two highest logits are one bf16 step apart.
 
-    Each of two logits may be half a bf16 step off, here and there: a best one that is two steps
-    ahead there may be level here.
+    Both decode one sequence, a token at a time: their order of rounding is the same. Over three
+    seeds of these checkpoints 3,837 of 3,840 tokens are the likeliest and 3 are one step behind.
+    What differs in those is the shape of attention's product: here the query heads of a kv head
+    are rows of one matrix. With a product a head, as transformers has, all 3,840 are equal.
     """
+    model = transformers_model(shaped, torch.bfloat16)
+    alone = complete(shaped, dtype="bfloat16", max_num_seqs=1)
+    for prompt, tokens in zip(PROMPTS, alone, strict=True):
+        steps = Counter(bf16_steps_behind(logits_by_token(model, prompt, tokens), tokens).tolist())
+        assert max(steps) <= 1, steps
+        assert steps[0] >= NUM_TOKENS - 2, steps
+        assert len(tokens) == NUM_TOKENS
+
+
+@pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
+def test_bf16_greedy_in_a_batch_is_transformers_up_to_one_step(shaped):
+    """N45: as above in one of the two ways in which transformers computes the same logits.
+
+    A product of other shape, such as a batch's, sums in another order. transformers' own tokens,
+    decoded over its cache, are two steps behind in its own forward of all tokens at once in 3 of
+    3,840, seven more are one behind. Ours from a batch of four are two behind in 2 of 3,840
+    either way, never the same ones; by the nearer of the two no token is more than one behind.
+    """
+    model = transformers_model(shaped, torch.bfloat16)
     for prompt, tokens in zip(PROMPTS, complete(shaped, dtype="bfloat16"), strict=True):
-        logits_TV = logits_of(shaped, torch.bfloat16, prompt, tokens)
-        best_T = logits_TV.amax(-1)
-        own_T = logits_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        step_T = torch.exp2(best_T.abs().log2().floor() - 7)  # bf16 has 8 significant bits
-        gaps = Counter(((best_T - own_T) / step_T).tolist())
-        assert max(gaps) <= 2, gaps
-        assert gaps[0] >= NUM_TOKENS - 2, gaps
+        by_token = bf16_steps_behind(logits_by_token(model, prompt, tokens), tokens)
+        at_once = bf16_steps_behind(logits_at_once(model, prompt, tokens), tokens)
+        steps = Counter(torch.minimum(by_token, at_once).tolist())
+        assert max(steps) <= 1, steps
+        assert steps[0] >= NUM_TOKENS - 2, steps
