@@ -94,7 +94,7 @@ class ScriptedEngine:
     def has_unfinished(self):
         return bool(self.running)
 
-    def validate(self, token_ids, params):
+    def validate(self, token_ids, params, grammar=None):
         if self.closed:
             raise ValueError("the engine is closed: make a new one")
         if any(not 0 <= token < self.vocab_size for token in token_ids):
@@ -104,7 +104,7 @@ class ScriptedEngine:
                 f"the prompt has {len(token_ids)} tokens: at most {self.max_model_len}"
             )
 
-    def add(self, token_ids, params):
+    def add(self, token_ids, params, grammar=None):
         self.validate(token_ids, params)
         request_id, self.num_added = self.num_added, self.num_added + 1
         known = request_id < len(self.answers)

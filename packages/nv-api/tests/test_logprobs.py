@@ -167,5 +167,3 @@ def test_controls_reach_the_engine(llm):
     assert output["text"].count("q") == 1  # its positive logit is divided away after the first
     with pytest.raises(ValueError, match="logit_bias has token id 320"):  # N13
         llm.generate("x", SamplingParams(logit_bias={320: 1.0}))
-    with pytest.raises(NotImplementedError, match="structured_outputs"):
-        llm.generate("x", SamplingParams(structured_outputs={"regex": "a"}))

@@ -7,7 +7,15 @@ import sys
 import nv_api
 import pytest
 
-NAMES = ["CompletionOutput", "LLM", "Logprob", "PoolingParams", "RequestOutput", "SamplingParams"]
+NAMES = [
+    "CompletionOutput",
+    "LLM",
+    "Logprob",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 METHODS = {
     "abort_request": "request_id",
     "add_request": "prompt, sampling_params=None",

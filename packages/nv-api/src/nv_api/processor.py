@@ -8,11 +8,13 @@ works a step at a time: whoever drives the engine hands it each step's updates a
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from nv_api.completion import Completion, TokenText, candidates
 from nv_api.outputs import Logprob, RequestMetrics, RequestOutput
 from nv_api.prompts import TokenPrompt
+from nv_api.structured import CompiledGrammar, Grammars
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -109,15 +111,17 @@ class Processor:
         """Check a prompt; nothing is queued.
 
         Raises:
-            ValueError: the engine refuses it, or it has stop strings or bad words and there is no
-                tokenizer.
-            NotImplementedError: a parameter that is not built yet.
+            ValueError: the engine refuses it, a grammar is none, or it needs a tokenizer and
+                there is none.
+            ImportError: it has a grammar, and llguidance is not installed.
         """
-        self._engine.validate(prompt.token_ids, self._lower(params))
+        self._engine.validate(prompt.token_ids, self._lower(params), self._grammar(params))
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
         """Queue a prompt; raises as `validate` does."""
-        request_id = self._engine.add(prompt.token_ids, self._lower(params))
+        params = params.frozen()
+        grammar = self._grammar(params)
+        request_id = self._engine.add(prompt.token_ids, self._lower(params), grammar)
         token_text = self._token_text(params)
         completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
         request = Request(request_id, prompt, completions, token_text)
@@ -172,7 +176,27 @@ class Processor:
                 "(skip_tokenizer_init=True): use bad_words_token_ids"
             )
         words = [ids for word in params.bad_words for ids in self._tokenizer.word_ids(word)]
-        return replace(params, bad_words_token_ids=[*(params.bad_words_token_ids or ()), *words])
+        more = params.bad_words_token_ids or ()
+        return replace(params, bad_words_token_ids=[*more, *words]).frozen()
+
+    def _grammar(self, params: "SamplingParams") -> CompiledGrammar | None:
+        """Compile what the text must be, if it must be something."""
+        asked = params.structured_outputs
+        return None if asked is None else self._grammars.compile(asked)
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        """The grammars of the tokenizer.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self._tokenizer is None:
+            raise ValueError(
+                "structured_outputs needs a tokenizer and there is none (skip_tokenizer_init=True)"
+            )
+        facts = self._engine.facts
+        return Grammars(self._tokenizer.backend, facts.vocab_size, facts.eos_token_ids)
 
     def _completion(self, index: int, prompt: TokenPrompt, params: "SamplingParams") -> Completion:
         token_text = self._token_text(params)

@@ -52,6 +52,8 @@ class Session:
         """Complete prompts, in their order; on any exception none of them is left behind."""
         if not prompts:
             return []
+        copies = {id(each): each.frozen() for each in params}
+        params = [copies[id(each)] for each in params]
         self._validate(prompts, params)
         requests: list[Request] = []
         try:

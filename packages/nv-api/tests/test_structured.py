@@ -1,0 +1,259 @@
+"""Structured outputs of a random model: each is what was asked for, whoever runs beside it."""
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+from nv_api import LLM, SamplingParams, StructuredOutputsParams
+from nv_api.structured import Grammars
+
+EOS = 256
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 2},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+EBNF = """root ::= number ("+" number){1,2}
+number ::= [0-9]{1,3}
+"""
+LARK = 'start: WORD ("," WORD)? \nWORD: /[xyz]{2,3}/\n'
+CHOICES = ["yes", "no", 'a "quoted" \\ one', "two\nlines", "é😀日本"]
+
+
+def is_person(text):
+    person = json.loads(text)
+    assert person.keys() <= PERSON["properties"].keys()
+    assert re.fullmatch("[a-z]{1,8}", person["name"])
+    assert 0 <= person["age"] <= 120
+    assert set(person.get("tags", ())) <= {"red", "blue"}
+    return len(person.get("tags", ())) <= 2
+
+
+ASKED = {
+    "json": ({"json": PERSON, "disable_any_whitespace": True}, is_person),
+    "regex": ({"regex": "[ab]{3}-[0-9]{2,4}(é|ü)?"}, "[ab]{3}-[0-9]{2,4}(é|ü)?"),
+    "choice": ({"choice": CHOICES}, lambda text: text in CHOICES),
+    "ebnf": ({"grammar": EBNF}, r"[0-9]{1,3}(\+[0-9]{1,3}){1,2}"),
+    "lark": ({"grammar": LARK}, "[xyz]{2,3}(,[xyz]{2,3})?"),
+}
+
+
+def asked(kind, **more):
+    return SamplingParams(
+        max_tokens=100, structured_outputs=StructuredOutputsParams(**ASKED[kind][0]), **more
+    )
+
+
+def check(kind, completion):
+    """It ended because the grammar did, and what it says is of the grammar."""
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", None), completion
+    assert completion.token_ids[-1] == EOS
+    fits = ASKED[kind][1]
+    assert re.fullmatch(fits, completion.text) if isinstance(fits, str) else fits(completion.text)
+
+
+@pytest.fixture(scope="module")
+def start(checkpoint):
+    torch.set_num_threads(1)
+    defaults = {"device": "cpu", "kvcache_block_size": 16, "num_kvcache_blocks": 256}
+    return lambda **options: LLM(checkpoint, **defaults | options)
+
+
+@pytest.fixture(scope="module")
+def llm(start):
+    with start() as llm:
+        yield llm
+
+
+def run(llm, prompts, params):
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+MIXED = [*ASKED, None] * 3
+
+
+def mixed():
+    """Every kind, and plain rows between them; seeds of their own."""
+    return [
+        SamplingParams(max_tokens=30, ignore_eos=True, seed=i)
+        if kind is None
+        else asked(kind, seed=i, n=1 + i % 2)
+        for i, kind in enumerate(MIXED)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(llm):
+    """What each of the mixed requests says when nobody is beside it."""
+    return [run(llm, f"prompt {i}", params)[0].outputs for i, params in enumerate(mixed())]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("options", [{}, {"num_kvcache_blocks": 8}, {"max_burst": 4}])
+def test_every_kind_beside_plain_rows(start, alone, depth, options):
+    prompts = [f"prompt {i}" for i in range(len(MIXED))]
+    with start(max_in_flight=depth, **options) as llm:
+        outputs = run(llm, prompts, mixed())
+        metrics = llm.get_metrics()
+    for kind, output, single in zip(MIXED, outputs, alone, strict=True):
+        for completion in output.outputs:
+            if kind is not None:
+                check(kind, completion)
+        assert output.outputs == single
+    assert metrics["num_free_blocks"] == metrics["num_blocks"]
+    if "num_kvcache_blocks" in options:
+        assert metrics["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_others_do_not_wait_for_a_grammar(start, depth):
+    """A plain row gains a token in every step; beside it, one with a grammar in every depth + 1."""
+    with start(max_in_flight=depth) as llm:
+        plain = llm.add_request("a", SamplingParams(max_tokens=30, ignore_eos=True))
+        digits = StructuredOutputsParams(regex="[0-9]{40}")
+        bound = llm.add_request("b", SamplingParams(max_tokens=30, structured_outputs=digits))
+        ended, num_steps = {}, 0
+        while not llm.is_finished():
+            num_steps += 1
+            ended |= {request_id: num_steps for request_id, _ in llm.step()[0]}
+    assert ended[plain] == 30 + depth
+    assert 30 * 2 <= ended[bound] <= 30 * (depth + 1)
+
+
+def test_an_interrupted_grammar_goes_on_where_it_was(start, alone, monkeypatch):
+    with start(max_in_flight=2) as llm:
+        ids = [llm.add_request(f"prompt {i}", params) for i, params in enumerate(mixed())]
+        submit, count = llm._engine.executor.submit, iter(range(1000))
+
+        def interrupted(batch):
+            if next(count) in (5, 6, 11):
+                raise KeyboardInterrupt
+            return submit(batch)
+
+        monkeypatch.setattr(llm._engine.executor, "submit", interrupted)
+        found, num_interrupts = {request_id: [] for request_id in ids}, 0
+        while not llm.is_finished():
+            try:
+                for request_id, token_ids in llm.step()[0]:
+                    found[request_id].append(token_ids)
+            except KeyboardInterrupt:
+                num_interrupts += 1
+    assert num_interrupts == 3
+    expected = [sorted(completion.token_ids for completion in outputs) for outputs in alone]
+    assert [sorted(found[request_id]) for request_id in ids] == expected
+
+
+def test_max_tokens_cuts_and_the_beginning_fits(llm):
+    params = asked("json", seed=3, n=2)
+    (whole,) = run(llm, "x", params)
+    params.max_tokens = 7
+    (cut,) = run(llm, "x", params)
+    for full, part in zip(whole.outputs, cut.outputs, strict=True):
+        assert part.finish_reason == "length"
+        assert part.token_ids == full.token_ids[:7]
+        assert part.text.startswith('{"name":'[: len(part.text)])
+
+
+def test_eos_ends_only_where_the_grammar_may(llm):
+    params = asked("regex", logit_bias={EOS: 100.0})  # as soon as it may
+    assert all(
+        len(completion.text) == 6 for o in run(llm, ["a"] * 4, params) for completion in o.outputs
+    )
+    check("regex", run(llm, "a", params)[0].outputs[0])
+
+
+def test_min_tokens_and_ignore_eos_hold_as_long_as_the_grammar_has_more(llm):
+    digits = StructuredOutputsParams(regex="[0-9]{1,6}")
+    eager = {"logit_bias": {EOS: 100.0}, "structured_outputs": digits, "max_tokens": 20}
+    lengths = [
+        len(run(llm, "a", SamplingParams(**eager, **more))[0].outputs[0].token_ids)
+        for more in ({}, {"min_tokens": 4}, {"min_tokens": 15}, {"ignore_eos": True})
+    ]
+    assert lengths == [2, 5, 7, 7]  # EOS among them
+
+
+def test_stop_strings_and_stop_tokens_end_it_earlier(llm):
+    five = llm.tokenizer.encode("5")
+    digits = StructuredOutputsParams(regex="[0-9]{50}")
+    params = SamplingParams(max_tokens=99, stop_token_ids=five, structured_outputs=digits, seed=1)
+    (by_token,) = run(llm, "a", params)
+    assert by_token.outputs[0].stop_reason == five[0]
+    params = SamplingParams(max_tokens=99, stop="5", structured_outputs=digits, seed=1)
+    (by_text,) = run(llm, "a", params)
+    assert by_text.outputs[0].stop_reason == "5"
+    assert by_text["text"] == by_token["text"]
+    assert re.fullmatch("[0-46-9]*", by_text["text"])
+
+
+def test_a_control_that_forbids_all_that_fits_is_an_error_of_that_request_alone(llm):
+    (other,) = llm.tokenizer.encode("z")
+    params = [asked("regex", allowed_token_ids=[other]), asked("regex", seed=0)]
+    with pytest.warns(UserWarning, match="structured_outputs"):
+        bad, good = run(llm, ["a", "b"], params)
+    assert bad.outputs[0].finish_reason == "error"
+    assert bad["token_ids"] == []
+    check("regex", good.outputs[0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"regex": "(a"}, r"regex is '\(a'.*unclosed group"),
+        ({"json": {"type": "objct"}}, "json is .*objct"),
+        ({"json": {"$ref": "#/nowhere"}}, "json is .*nowhere"),
+        ({"grammar": "root ::= foo"}, "grammar is 'root ::= foo'.*'foo' not found"),
+        ({"grammar": "start: foo"}, "grammar is 'start: foo'.*unknown name"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_before_any_work(llm, fields, message):
+    wrong = SamplingParams(structured_outputs=StructuredOutputsParams(**fields))
+    num_steps = llm.get_metrics()["num_steps"]
+    with pytest.raises(ValueError, match=f"(?s)prompt 1: structured_outputs.{message}"):
+        run(llm, ["a", "b"], [asked("choice"), wrong])
+    with pytest.raises(ValueError, match=f"(?s)structured_outputs.{message}"):
+        llm.add_request("a", wrong)
+    assert llm.get_metrics()["num_steps"] == num_steps
+    assert llm.is_finished()
+
+
+def test_without_llguidance_it_is_refused_before_any_work(start, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance.hf", None)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with start() as llm:
+        with pytest.raises(ImportError, match=re.escape("pip install 'nv-api[structured]'")):
+            run(llm, ["a", "b"], [SamplingParams(), asked("choice")])
+        assert llm.is_finished()
+        assert (
+            len(run(llm, "a", SamplingParams(max_tokens=3, ignore_eos=True))[0]["token_ids"]) == 3
+        )
+
+
+def test_without_a_tokenizer_it_is_refused(start):
+    with (
+        start(skip_tokenizer_init=True) as llm,
+        pytest.raises(ValueError, match="needs a tokenizer"),
+    ):
+        llm.add_request([5], asked("choice"))
+
+
+def test_a_grammar_is_compiled_once_and_speaks_in_bytes_or_pieces(sentence_piece):
+    grammars = Grammars(sentence_piece, 300, [2])
+    compiled = grammars.compile(StructuredOutputsParams(choice=["hello"]))
+    assert grammars.compile(StructuredOutputsParams(choice=["hello"])) is compiled
+    first, second = compiled.matcher(), compiled.matcher()
+    (byte,) = sentence_piece.convert_tokens_to_ids(["<0x68>"])
+    mask = first.mask(())
+    assert len(mask) == 40
+    assert mask[byte // 8] >> byte % 8 & 1
+    assert first.accept([byte]) is None
+    assert second.mask(()) == mask  # each has a place of its own
+    assert "doesn't satisfy" in second.accept([5])
+    first.reset()
+    assert first.mask(()) == mask
