@@ -136,7 +136,7 @@ class GrammarMatcher:
 
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Which tokens may come next, without those unwanted unless nothing else is left."""
-        bits = self._matcher.compute_bitmask()[: self._grammar.num_mask_bytes]
+        bits: bytes = self._matcher.compute_bitmask()[: self._grammar.num_mask_bytes]
         if not unwanted:
             return bits
         wanted = bytearray(bits)
