@@ -1,0 +1,183 @@
+"""A device without tensors.
+
+The next token is a hash of the numbers that it reads back through the block table it was sent, so
+that a wrong, stale or overwritten block changes the output. Every chunk hashes everything it reads:
+at a hundred numbers that is a microsecond, and needs no trust in what was checked before. What a
+hash cannot show is asserted: rows of chunks that do not follow each other, slots and blocks handed
+on while an unread step uses them, blocks found before their step was read, copies that chain.
+"""
+
+from collections import Counter, deque
+
+from fake_model import UNWRITTEN, draw, draw_seed, next_cell, said_of, stop_ids
+from nv_engine.batch import StepResult
+
+
+class Row:
+    """What a slot holds from one admission to the next."""
+
+    def __init__(self, admission):
+        self.tokens = admission.token_ids
+        self.seed = draw_seed(admission.params, admission.seed)
+        self.min_length = admission.prompt_len + admission.params.min_tokens
+        self.stops = stop_ids(admission.params)
+        self.prompt = admission.token_ids[: admission.prompt_len]
+        self.wants_logprobs = admission.params.logprobs is not None
+        self.wants_prompt = admission.prompt_logprobs is not None
+        self.table = []
+        self.length = None  # tokens computed; None: nothing yet
+        self.last = None  # the token that it drew last
+
+
+class FakePending:
+    def __init__(self, executor, number, result, blocks, slots):
+        self.executor, self.number, self._result = executor, number, result
+        self.blocks, self.slots = blocks, slots
+
+    def result(self):
+        self.executor.read(self)
+        return self._result
+
+
+class FakeExecutor:
+    """Carries out batches one after another, as a CUDA stream does."""
+
+    def __init__(self, facts, max_num_seqs, max_num_tokens):
+        self.facts = facts
+        self.max_num_seqs, self.max_num_tokens = max_num_seqs, max_num_tokens
+        size = facts.block_size
+        self.cells = [[UNWRITTEN] * size for _ in range(facts.num_blocks)]
+        self.writer = [None] * facts.num_blocks  # the row that wrote a block last
+        self.written = [0] * facts.num_blocks  # and the number of that batch
+        self.reading = Counter()  # block -> chunks of unread steps that read it
+        self.rows = {}
+        self.unread = deque()
+        self.num_batches = self.num_read = 0
+        self.max_burst = 0
+        self.num_copies = 0
+
+    def submit(self, batch):
+        self.num_batches += 1
+        self._check(batch)
+        for admission in batch.admissions:
+            assert 0 <= admission.slot < self.max_num_seqs
+            assert all(admission.slot not in step.slots for step in self.unread), "slot in use"
+            self.rows[admission.slot] = Row(admission)
+        for append in batch.appends:
+            self._append(append)
+        self._copy(batch.copies)
+        steps = [self._step(batch) for _ in range(batch.num_steps)]
+        rows, size = [self.rows[chunk.slot] for chunk in batch.chunks], self.facts.block_size
+        blocks = [block for row in rows for block in row.table[: -(-row.length // size)]]
+        self.reading.update(blocks)
+        slots = {chunk.slot for chunk in batch.chunks}
+        result = StepResult(steps, *self._logprobs(batch, steps))
+        pending = FakePending(self, self.num_batches, result, blocks, slots)
+        self.unread.append(pending)
+        return pending
+
+    def read(self, pending):
+        """The host waits for a step."""
+        assert self.unread.popleft() is pending, "results are read in order"
+        self.reading.subtract(pending.blocks)
+        self.num_read = pending.number
+
+    def forget(self):
+        """What the engine does to the steps that are out when it recovers."""
+        self.unread.clear()
+        self.reading.clear()
+        self.num_read = self.num_batches
+
+    def close(self):
+        self.rows.clear()
+
+    def _check(self, batch):
+        chunks = batch.chunks
+        assert 0 < batch.num_tokens <= self.max_num_tokens
+        assert len({chunk.slot for chunk in chunks}) == len(chunks), "a slot twice in a step"
+        known = [bool(chunk.token_ids) for chunk in chunks]
+        assert known == sorted(known), "decode rows come first"
+        assert batch.num_steps == 1 or not any(known), "only decode rows burst"
+        assert all(chunk.samples for chunk in chunks if not chunk.token_ids)
+        self.max_burst = max(self.max_burst, batch.num_steps)
+
+    def _append(self, append):
+        row = self.rows[append.slot]
+        assert append.first == len(row.table), "blocks are appended at the end of the table"
+        assert append.first == 0 or row.length is not None
+        for block in append.block_ids:
+            assert self.written[block] <= self.num_read, "a block of a step that is not read"
+            assert block not in row.table
+        row.table += append.block_ids
+
+    def _copy(self, copies):
+        self.num_copies += len(copies)
+        destinations = {copy.destination for copy in copies}
+        assert len(destinations) == len(copies)
+        assert not destinations & {copy.source for copy in copies}, "copies chain"
+        for source, destination, count in copies:
+            assert not self.reading[destination], "a block is overwritten under an unread step"
+            assert self.cells[destination] is not self.cells[source]
+            self.cells[destination][:] = [UNWRITTEN] * self.facts.block_size
+            self.cells[destination][:count] = self.cells[source][:count]
+            self.written[destination] = self.num_batches
+
+    def _logprobs(self, batch, steps):
+        """Say nothing but the token itself, of drawn tokens and of the prompts'."""
+        sampling = [chunk.slot for chunk in batch.chunks if chunk.samples]
+        drawn = {
+            slot: [said_of(token) for token in tokens]
+            for slot, tokens in zip(sampling, zip(*steps, strict=True), strict=True)
+            if self.rows[slot].wants_logprobs
+        }
+        prompts = {}
+        for slot, start, num_tokens, token_ids, _ in batch.chunks:
+            row = self.rows[slot]
+            said = [said_of(token) for token in row.prompt[start + 1 : start + num_tokens + 1]]
+            if token_ids and row.wants_prompt and said:
+                prompts[slot] = said
+        return drawn or None, prompts or None
+
+    def _step(self, batch):
+        return [token for chunk in batch.chunks if (token := self._compute(chunk)) is not None]
+
+    def _compute(self, chunk):
+        row, size = self.rows[chunk.slot], self.facts.block_size
+        start = row.length if row.length is not None else chunk.start
+        if chunk.token_ids:
+            tokens = chunk.token_ids
+            assert start == chunk.start, "chunks of a row follow each other"
+            assert tokens == row.tokens[start : start + len(tokens)]
+        else:
+            assert row.last is not None, "the slot has drawn nothing yet"
+            assert chunk.start <= start  # the row's own count runs ahead within a burst
+            tokens = (row.last,)
+        end = start + len(tokens)
+        assert chunk.num_tokens == len(tokens)
+        assert end <= len(row.table) * size, "no block for the token"
+        self._write(row, start, tokens)
+        row.length, row.last = end, None
+        if not chunk.samples:
+            return None
+        row.last = draw(self._read(row, end), row.seed, row.min_length, row.stops)
+        return row.last
+
+    def _write(self, row, start, tokens):
+        size, table = self.facts.block_size, row.table
+        previous = self.cells[table[(start - 1) // size]][(start - 1) % size] if start else 0
+        for position, token in enumerate(tokens, start):
+            block = table[position // size]
+            if self.writer[block] is not row:
+                assert not self.reading[block], "a block is overwritten under an unread step"
+                self.writer[block] = row
+            previous = next_cell(previous, token)
+            self.cells[block][position % size] = previous
+            self.written[block] = self.num_batches
+
+    def _read(self, row, end):
+        cells = []
+        for block in row.table[: -(-end // self.facts.block_size)]:
+            cells += self.cells[block]
+        del cells[end:]
+        assert UNWRITTEN not in cells, "a token that was never computed is read"
+        return cells

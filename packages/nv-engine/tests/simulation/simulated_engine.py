@@ -1,0 +1,93 @@
+"""An engine over the fake device, held against the truth."""
+
+from fake_executor import FakeExecutor
+from fake_model import EOS, VOCAB, said_of, truth
+from nv_engine.config import EngineConfig
+from nv_engine.engine import Engine
+from nv_engine.executor.base import ModelFacts
+from nv_engine.scheduling.sequence import draw_key
+
+
+class Simulation:
+    """An engine over the fake device that remembers what was asked and what came."""
+
+    def __init__(self, *, block_size=16, num_blocks=64, max_model_len=256, seed=0, **options):
+        facts = ModelFacts(VOCAB, EOS, max_model_len, num_blocks, block_size)
+        config = EngineConfig(model="fake", seed=seed, **options)
+        self.executor = FakeExecutor(facts, config.max_num_seqs, config.max_num_batched_tokens)
+        self.engine = Engine(config, self.executor)
+        self.limit = min(max_model_len, num_blocks * block_size + 1)
+        self.requests = {}
+        self.tokens = {}
+        self.logprobs = {}
+        self.prompt_logprobs = {}
+        self.finished = {}
+        self.outputs = []
+
+    def add(self, prompt, params):
+        stream = (self.engine.config.seed, self.engine.metrics.num_requests)
+        if params.seed is not None:
+            stream = (params.seed,)
+        request_id = self.engine.add(prompt, params)
+        self.requests[request_id] = (list(prompt), params, stream)
+        for index in range(params.n):
+            self.tokens[request_id, index] = []
+            self.logprobs[request_id, index] = []
+        return request_id
+
+    def take(self, updates):
+        for update in updates:
+            key = update.request_id, update.index
+            assert key not in self.finished, "an update after the last"
+            assert update.token_ids or update.finish_reason in ("abort", "error")
+            self.tokens[key] += update.token_ids
+            self.logprobs[key] += update.logprobs or ()
+            if update.prompt_logprobs is not None:
+                assert key not in self.prompt_logprobs, "a prompt's logprobs come twice"
+                self.prompt_logprobs[key] = list(update.prompt_logprobs)
+            if update.finish_reason is not None:
+                self.finished[key] = update.finish_reason, update.stop_reason
+
+    def abort(self, request_id):
+        self.take(self.engine.abort(request_id))
+
+    def step(self):
+        output = self.engine.step()
+        self.outputs.append(output)
+        self.take(output.updates)
+        return output
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+
+    def run(self, max_steps=100_000):
+        for _ in range(max_steps):
+            if not self.engine.has_unfinished:
+                break
+            self.step()
+        self.check()
+        return self
+
+    def check(self):
+        """Every output is the truth (of an aborted one, its beginning), and nothing is held."""
+        assert self.finished.keys() == self.tokens.keys(), "a request was lost"
+        for (request_id, index), tokens in self.tokens.items():
+            prompt, params, stream = self.requests[request_id]
+            want = truth(prompt, params, draw_key(*stream, index), self.limit)
+            if self.finished[request_id, index][0] in ("abort", "error"):
+                assert tokens == want[0][: len(tokens)]
+            else:
+                assert (tokens, *self.finished[request_id, index]) == want
+            said = [] if params.logprobs is None else [said_of(token) for token in tokens]
+            assert self.logprobs[request_id, index] == said
+            asked = tokens and index == 0 and params.prompt_logprobs is not None
+            said = [said_of(token) for token in prompt[1:]] if asked else None
+            assert self.prompt_logprobs.get((request_id, index)) == said
+        self.check_idle()
+
+    def check_idle(self):
+        metrics = self.engine.metrics
+        assert metrics.num_running == metrics.num_waiting == 0
+        assert metrics.num_free_blocks == metrics.num_blocks, "a block leaks"
+        self.engine._scheduler.blocks.check([])  # its own books
