@@ -10,8 +10,8 @@ import nv_kernels as nk
 import torch
 import triton
 import triton.language as tl
-from nv_kernels.attention.base import AttentionShape
 from nv_kernels.attention.triton import TritonAttention
+from nv_kernels.metadata import AttentionShape
 
 POOL_TOKENS = 655_360  # 2.7 GB of bf16 keys and values at 8 heads of 128
 MAX_CONTEXT = 4096  # the bound a graph is captured for, unless a length exceeds it

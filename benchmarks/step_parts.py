@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from nv_kernels import KVCache, SamplingTensors, reference
-from nv_kernels.chain import LayerWeights, Stream
+from nv_kernels.layer import LayerWeights, Stream
 from nv_kernels.triton import chain, norm
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.rope_store import qk_norm_rope_store

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import nv_kernels as nk
 import torch
-from nv_kernels.attention.base import AttentionShape
 from nv_kernels.kv import KVLayout
+from nv_kernels.metadata import AttentionShape
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from attention_cases import assert_attends, step
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
-from nv_kernels.attention.base import AttentionShape
 from nv_kernels.attention.triton import TritonAttention
 from nv_kernels.kv import KVLayout
+from nv_kernels.metadata import AttentionShape
 
 
 def attend(case):

@@ -5,7 +5,7 @@ import torch
 import triton
 from ahead_of_time import assert_fits, compile_for
 from interpreter import INTERPRETING
-from nv_kernels.attention.base import AttentionShape
+from nv_kernels.metadata import AttentionShape
 from nv_kernels.triton import settings
 from nv_kernels.triton.copy_blocks import copy_blocks_kernel
 from nv_kernels.triton.decode_attention import decode_attention_kernel

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionMetadata
+    from nv_kernels.metadata import AttentionMetadata
 
 MAX_GROUP_TOKENS = 4096  # keys of a group, padding included: what stays near the core
 MAX_GROUP_PADDING = 512  # padded keys that cost about what one more group costs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from nv_kernels.attention.base import AttentionShape
+from nv_kernels.metadata import AttentionShape
 
 if TYPE_CHECKING:
     from nv_kernels.attention.base import AttentionBackend

@@ -21,9 +21,9 @@ from nv_kernels.attention.grouping import Grouping, group
 from nv_kernels.kv import KVLayout
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionMetadata, AttentionShape
     from nv_kernels.attention.grouping import Chunk, Decodes
     from nv_kernels.kv import KVCache
+    from nv_kernels.metadata import AttentionMetadata, AttentionShape
 
 
 @dataclass(frozen=True)

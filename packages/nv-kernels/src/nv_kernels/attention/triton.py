@@ -25,9 +25,9 @@ from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.prefill_attention import prefill_attention_kernel
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionMetadata, AttentionShape
     from nv_kernels.attention.triton_plan import DecodePlan, PrefillPlan
     from nv_kernels.kv import KVCache, Order
+    from nv_kernels.metadata import AttentionMetadata, AttentionShape
 
 LOG2_E = math.log2(math.e)
 PAIR_SCALE = 256.0  # the 2**8 that the kernels' reading of e4m3 leaves out

@@ -18,7 +18,7 @@ from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.prefill_plan import prefill_plan_kernel
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionMetadata, AttentionShape
+    from nv_kernels.metadata import AttentionMetadata, AttentionShape
 
 
 @dataclass(frozen=True)

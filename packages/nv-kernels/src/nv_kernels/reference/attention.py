@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionMetadata
     from nv_kernels.kv import KVCache
+    from nv_kernels.metadata import AttentionMetadata
 
 
 def attention(

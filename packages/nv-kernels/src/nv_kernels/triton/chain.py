@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nv_kernels.chain import LayerWeights, Stream
+from nv_kernels.layer import Stream
 from nv_kernels.triton.activation import silu_and_mul
 from nv_kernels.triton.forms import Gemv
 from nv_kernels.triton.gemv import gemv
@@ -22,7 +22,7 @@ from nv_kernels.triton.norm import add_rms_norm
 if TYPE_CHECKING:
     import torch
 
-    from nv_kernels.chain import Reduce
+    from nv_kernels.layer import LayerWeights, Reduce
 
 
 def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:

@@ -13,7 +13,7 @@ import torch
 import triton
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionShape
+    from nv_kernels.metadata import AttentionShape
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_GROUP = 16

@@ -1,0 +1,59 @@
+"""A decoder layer's weights, and the residual stream that passes through it.
+
+Owns the records that the chain's two versions share. Never computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+Reduce: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A decoder layer's weights that are not attention's own.
+
+    Attributes:
+        attention_norm: [E].
+        qkv: [(Hq + 2 Hkv) D, E].
+        output: [E, Hq D].
+        mlp_norm: [E].
+        gate_up: [2F, E], gate rows then up rows.
+        down: [E, F].
+        eps: of both norms.
+        qkv_bias: [(Hq + 2 Hkv) D] or None.
+        output_bias: [E] or None; with tensor parallelism on one rank only.
+        gate_up_bias: [2F] or None.
+        down_bias: [E] or None; with tensor parallelism on one rank only.
+    """
+
+    attention_norm: torch.Tensor
+    qkv: torch.Tensor
+    output: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    eps: float
+    qkv_bias: torch.Tensor | None = None
+    output_bias: torch.Tensor | None = None
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+
+
+class Stream(NamedTuple):
+    """The residual stream between two ops.
+
+    Attributes:
+        hidden: [T, E].
+        pending: still to be added: None, [T, E], or [P, T, E] partials.
+    """
+
+    hidden: torch.Tensor
+    pending: torch.Tensor | None = None
