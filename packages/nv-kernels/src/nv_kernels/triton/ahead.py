@@ -38,15 +38,19 @@ class Kernel(NamedTuple):
         source: what Triton compiles.
         target: the card.
         options: of the backend.
+        launcher: makes the C function that launches it, which a compiler has to build too.
     """
 
     source: Any
     target: Any
     options: Any
+    launcher: Any = None
 
     def compile(self) -> None:
         """Compile, and leave the result on disk."""
-        triton.compile(self.source, target=self.target, options=self.options.__dict__)
+        made = triton.compile(self.source, target=self.target, options=self.options.__dict__)
+        if self.launcher is not None:
+            self.launcher(self.source, made.metadata)
 
     @property
     def is_on_disk(self) -> bool:
@@ -76,7 +80,8 @@ def compile_ahead() -> Generator[None]:
     def collect(self: Any, key: Hashable, signature: Any, device: int, *rest: Any) -> None:
         constants, options, attributes, _ = rest
         source = self.ASTSource(self, signature, constants, attributes)
-        kernels[id(self), device, key] = Kernel(source, driver.active.get_current_target(), options)
+        target, launcher = driver.active.get_current_target(), driver.active.launcher_cls
+        kernels[id(self), device, key] = Kernel(source, target, options, launcher)
 
     JITFunction.run, JITFunction._do_compile = never_launch, collect
     try:
