@@ -70,7 +70,8 @@ def dot_kernel(
             _fetch_to_l2(lines + (step * WIDTH + tl.arange(0, WIDTH))[None, :] * 64)
     columns = tl.arange(0, BLOCK_K)
     weight_at = lines + columns[None, :]
-    x_at = x + tl.minimum(tokens, M - 1)[:, None] * K + first + columns[None, :]
+    # Rows past the last read real rows again, each another one: all of one row would be a hot spot.
+    x_at = x + (tokens % M)[:, None] * K + first + columns[None, :]
     if TRIGGER > 0:
         gdc_wait()
         if TRIGGER == 2:
