@@ -115,19 +115,19 @@ class Model:
             self.release(copy.source)
         sequence.copies = []
 
-    def fork(self, sequence: Sequence) -> None:
-        full, rest = divmod(sequence.num_tokens, self.block_size)
-        table = self.real.fork(sequence.table)
+    def fork(self, sequence: Sequence, num_tokens: int) -> None:
+        full, rest = divmod(num_tokens, self.block_size)
+        table = self.real.fork(sequence.table, num_tokens)
         assert (table is None) == (rest > 0 and not self.free_blocks)
         if table is None:
             return
-        for block in sequence.ids:
+        for block in sequence.ids[: -(-num_tokens // self.block_size)]:
             self.pin(block)
         own = [self.take()] if rest else []
         assert table.ids == sequence.ids[:full] + own
-        assert table.copies == [Copy(sequence.ids[-1], block, rest) for block in own]
-        assert table.num_tokens == table.num_cached == sequence.num_tokens
-        child = Sequence(table, sequence.tokens[: sequence.num_tokens], sequence.salt)
+        assert table.copies == [Copy(sequence.ids[full], block, rest) for block in own]
+        assert table.num_tokens == table.num_cached == num_tokens
+        child = Sequence(table, sequence.tokens[:num_tokens], sequence.salt)
         child.stale = sequence.stale
         self.sequences.append(child)
 
@@ -222,10 +222,11 @@ class Machine(RuleBasedStateMachine):
         getattr(self.model, call)(self.pick(number))
 
     @precondition(live)
-    @rule(number=st.integers(0, 5))
-    def fork(self, number: int) -> None:
-        if len(self.model.sequences) < 6 and not self.pick(number).copies:
-            self.model.fork(self.pick(number))
+    @rule(number=st.integers(0, 5), back=st.sampled_from((0, 0, 1, 17, 40)))
+    def fork(self, number: int, back: int) -> None:
+        sequence = self.pick(number)
+        if len(self.model.sequences) < 6 and not sequence.copies:
+            self.model.fork(sequence, max(sequence.num_tokens - back, 0))
 
     @rule(chance=st.integers(0, 9))
     def reset(self, chance: int) -> None:
@@ -270,7 +271,7 @@ def step(model: Model, draw: random.Random, prompts: list[list[int]]) -> None:
         model.publish(sequence, max(sequence.num_tokens - draw.choice((0, 0, 1, 20)), 0))
     elif choice < 0.73:
         if not sequence.copies:
-            model.fork(sequence)
+            model.fork(sequence, max(sequence.num_tokens - draw.choice((0, 1, 40)), 0))
     elif choice < 0.78:
         model.preempt(sequence)
     elif choice < 0.9999:

@@ -155,6 +155,20 @@ def test_fork_shares_full_blocks_and_copies_the_last(serve) -> None:
     assert blocks.match([*numbers(64), 0]).num_cached == 32
 
 
+def test_fork_of_fewer_tokens_leaves_the_rest_to_the_first(serve) -> None:
+    blocks = BlockManager(6, 32)
+    parent = serve(blocks, numbers(80))
+    assert blocks.extend(parent, 16)
+    child = blocks.fork(parent, 63)
+    assert child.ids[0] == parent.ids[0]
+    assert child.copies == [Copy(parent.ids[1], child.ids[1], 31)]
+    assert (child.num_tokens, child.num_published) == (63, 32)
+    blocks.check([parent, child])
+    assert blocks.fork(parent, 64).ids == parent.ids[:2]
+    with pytest.raises(ValueError, match="num_tokens is 97; the table has room for 96"):
+        blocks.fork(parent, 97)
+
+
 def test_fork_at_a_boundary_copies_nothing_and_without_room_does_nothing(serve) -> None:
     blocks = BlockManager(2, 32)
     parent = serve(blocks, numbers(64))

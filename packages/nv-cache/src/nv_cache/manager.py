@@ -155,31 +155,39 @@ class BlockManager:
         for copy in copies:
             self._release(copy.source)
 
-    def fork(self, table: BlockTable) -> BlockTable | None:
+    def fork(self, table: BlockTable, num_tokens: int | None = None) -> BlockTable | None:
         """Start a second sequence with the same tokens: full blocks are shared, the last is copied.
 
-        The device must have queued the first sequence's `num_tokens` tokens before the copy.
+        The device must have queued these tokens of the first sequence before the copy.
+
+        Args:
+            table: the first sequence's.
+            num_tokens: how many of its tokens; None: all that there is room for.
 
         Returns:
             The new table, or None (nothing changed) if the copy needs a block and none is free.
 
         Raises:
-            ValueError: `table` has copies outstanding.
+            ValueError: `table` has copies outstanding, or fewer tokens.
         """
+        num_tokens = table.num_tokens if num_tokens is None else num_tokens
+        if not 0 <= num_tokens <= table.num_tokens:
+            message = f"num_tokens is {num_tokens}; the table has room for {table.num_tokens}"
+            raise ValueError(message)
         if table.copies:
             message = f"{table.copies} are outstanding; queue them and call copied(table) first"
             raise ValueError(message)
-        num_full, rest = divmod(table.num_tokens, self.block_size)
+        num_full, rest = divmod(num_tokens, self.block_size)
         if rest and not self._pool.num_free:
             return None
-        for block in table.ids:  # the last one, if not full, as the source of the copy
+        for block in table.ids[: num_full + (rest > 0)]:  # the last, if not full, to copy from
             self._pool.pin(block)
         child = BlockTable(table.chain.fork(num_full), table.epoch, table.ids[:num_full])
-        child.num_tokens = child.num_cached = table.num_tokens
+        child.num_tokens = child.num_cached = num_tokens
         child.num_published = min(table.num_published, num_full * self.block_size)
         if rest:
             child.ids.append(self._take())
-            child.copies.append(Copy(table.ids[-1], child.ids[-1], rest))
+            child.copies.append(Copy(table.ids[num_full], child.ids[-1], rest))
         return child
 
     def free(self, table: BlockTable) -> None:

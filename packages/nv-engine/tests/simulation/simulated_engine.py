@@ -16,7 +16,7 @@ class Simulation:
         config = EngineConfig(model="fake", seed=seed, **options)
         self.executor = FakeExecutor(facts, config.max_num_seqs, config.max_num_batched_tokens)
         self.engine = Engine(config, self.executor)
-        self.limit = min(max_model_len, num_blocks * block_size + 1)
+        self.max_model_len, self.capacity = max_model_len, num_blocks * block_size + 1
         self.requests = {}
         self.tokens = {}
         self.logprobs = {}
@@ -48,8 +48,8 @@ class Simulation:
             if update.finish_reason is not None:
                 self.finished[key] = update.finish_reason, update.stop_reason
 
-    def abort(self, request_id):
-        self.take(self.engine.abort(request_id))
+    def abort(self, request_id, index=None):
+        self.take(self.engine.abort(request_id, index))
 
     def step(self):
         output = self.engine.step()
@@ -74,17 +74,28 @@ class Simulation:
         assert self.finished.keys() == self.tokens.keys(), "a request was lost"
         for (request_id, index), tokens in self.tokens.items():
             prompt, params, stream = self.requests[request_id]
-            want = truth(prompt, params, draw_key(*stream, index), self.limit)
-            if self.finished[request_id, index][0] in ("abort", "error"):
+            limit = min(self.max_model_len, self.capacity)
+            want = truth(prompt, params, draw_key(*stream, index), limit)
+            finish_reason, stop_reason = self.finished[request_id, index]
+            if finish_reason in ("abort", "error"):
                 assert tokens == want[0][: len(tokens)]
+            elif self._outgrew(prompt, tokens, params, finish_reason):
+                assert (tokens, finish_reason) == want[:2]
+                assert "num_kvcache_blocks" in stop_reason
             else:
-                assert (tokens, *self.finished[request_id, index]) == want
+                assert (tokens, finish_reason, stop_reason) == want
             said = [] if params.logprobs is None else [said_of(token) for token in tokens]
             assert self.logprobs[request_id, index] == said
             asked = tokens and index == 0 and params.prompt_logprobs is not None
             said = [said_of(token) for token in prompt[1:]] if asked else None
             assert self.prompt_logprobs.get((request_id, index)) == said
         self.check_idle()
+
+    def _outgrew(self, prompt, tokens, params, finish_reason):
+        """Whether the pool alone ended a sequence."""
+        length = len(prompt) + len(tokens)
+        is_asked = length == self.max_model_len or len(tokens) == params.max_tokens
+        return finish_reason == "length" and length == self.capacity and not is_asked
 
     def check_idle(self):
         metrics = self.engine.metrics

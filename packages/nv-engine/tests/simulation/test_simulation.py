@@ -64,10 +64,10 @@ def run_trial(simulation, rng, depth, burst, size):
             _, prompt, params, abort = load.pop()
             request_id = sim.add(prompt, params)
             if abort is not None:
-                aborts.append((abort, request_id))
-        for when, request_id in aborts:
+                aborts.append((abort, request_id, rng.choice((None, 0, 1))))
+        for when, request_id, index in aborts:
             if when == step:
-                sim.abort(request_id)
+                sim.abort(request_id, index)
         sim.step()
         step += 1
         assert step < 50_000, "no progress"

@@ -73,6 +73,7 @@ class Draft:
         self.chunks.append(Chunk(sequence.slot, start, end - start, token_ids, samples))
         if samples:
             sequence.decoding = True
+            sequence.prompt_step = self.step
             if sequence.matcher is not None:
                 self.masks.append(sequence.mask())
             self.rows.append(sequence)

@@ -6,7 +6,7 @@ there is room. Which block is taken is nv_cache's choice.
 
 from dataclasses import replace
 
-from nv_cache import BlockManager
+from nv_cache import BlockManager, BlockTable
 
 from nv_engine.batch import Admission, BlockAppend, BlockCopy, StepResult
 from nv_engine.scheduling.draft import Draft
@@ -27,56 +27,62 @@ class Placement:
         """True if a slot is free."""
         return bool(self._free_slots)
 
-    def place(self, sequence: Sequence, draft: Draft) -> bool:
+    def place(self, sequence: Sequence, draft: Draft, sibling: Sequence | None = None) -> bool:
         """Give a sequence blocks for all its known tokens, and a free slot.
 
         A sequence that is alone always fits: the scheduler's limits see to that.
+
+        Args:
+            sequence: one that waits.
+            draft: the step that is to admit it.
+            sibling: a running sequence whose computed prompt it can share.
 
         Returns:
             False, with nothing changed, if there are too few blocks.
         """
         if sequence is self._refused:
             return False
-        blocks, known = self.blocks, tuple(sequence.token_ids)
-        # What is cached is not computed, and so says nothing of the prompt's probabilities.
-        wants_prompt = sequence.prompt_logprobs is not None
-        table = blocks.match(() if wants_prompt else known, chain=sequence.chain)
-        sequence.chain = table.chain
+        table = self._find(sequence, sibling)
         copies = [
-            BlockCopy(copy.source, copy.destination, copy.num_tokens) for copy in table.copies
+            BlockCopy(each.source, each.destination, each.num_tokens) for each in table.copies
         ]
-        num_tokens = -(-len(known) // blocks.block_size) * blocks.block_size  # whole blocks
-        if not blocks.extend(table, num_tokens - table.num_tokens):
-            # The pinned source of a partial hit may be the one block that lacks. It can be let go
-            # before the copy: extend then takes every free block, so no later copy of this batch
-            # can have the source as its destination.
-            blocks.copied(table)
-            if not copies or not blocks.extend(table, num_tokens - table.num_tokens):
-                blocks.free(table)
-                self._refused = sequence
-                return False
+        if not self._fill(table, len(sequence.token_ids)):
+            self.blocks.free(table)
+            self._refused = sequence
+            return False
         sequence.table, sequence.slot = table, self._free_slots.pop()
+        sequence.chain = table.chain
         sequence.num_scheduled = table.num_cached
-        if sequence.num_cached_tokens < 0:
-            sequence.num_cached_tokens = table.num_cached
+        if sequence.num_cached_tokens < 0:  # a sibling's prompt is no hit
+            sequence.num_cached_tokens = sibling.num_cached_tokens if sibling else table.num_cached
         self.running[sequence.slot] = sequence
-        params = sequence.params
-        if sequence.matcher is not None and params.min_tokens:
-            params = replace(params, min_tokens=0)  # its masks see to that
-        draft.admissions.append(
-            Admission(
-                sequence.slot,
-                params,
-                sequence.seed,
-                sequence.prompt_len,
-                known,
-                params.prompt_logprobs if wants_prompt else None,
-            )
-        )
+        draft.admissions.append(admission(sequence))
         draft.appends.append(BlockAppend(sequence.slot, 0, tuple(table.ids)))
         draft.copies += copies
         draft.placed.append(sequence)
         return True
+
+    def _find(self, sequence: Sequence, sibling: Sequence | None) -> BlockTable:
+        """What is computed already of a sequence: its sibling's prompt, or what is cached."""
+        if sibling is not None:
+            table = self.blocks.fork(sibling.table, sequence.prompt_len - 1)
+            if table is not None:
+                return table
+        # What is cached is not computed, and so says nothing of the prompt's probabilities.
+        known = () if sequence.prompt_logprobs is not None else tuple(sequence.token_ids)
+        return self.blocks.match(known, chain=sequence.chain)
+
+    def _fill(self, table: BlockTable, num_tokens: int) -> bool:
+        """Give a new table whole blocks for its tokens, or return False."""
+        size, has_copies = self.blocks.block_size, bool(table.copies)
+        num_missing = -(-num_tokens // size) * size - table.num_tokens
+        if self.blocks.extend(table, num_missing):
+            return True
+        # The pinned source of a partial hit may be the one block that lacks. It can be let go
+        # before the copy: extend then takes every free block, so no later copy of this batch can
+        # have the source as its destination.
+        self.blocks.copied(table)
+        return has_copies and self.blocks.extend(table, num_missing)
 
     def reserve(self, sequence: Sequence, end: int, draft: Draft) -> bool:
         """Give a running sequence whole blocks up to token `end`.
@@ -132,6 +138,32 @@ class Placement:
         self._free_slots.append(sequence.slot)
         sequence.unplace()
         self._refused = None
+
+
+def admission(sequence: Sequence) -> Admission:
+    """What the device must know of a sequence that has a slot."""
+    params = sequence.params
+    wants_prompt = sequence.prompt_logprobs is not None
+    num_logprobs = params.prompt_logprobs if wants_prompt else None
+    if sequence.matcher is not None and params.min_tokens:
+        params = replace(params, min_tokens=0)  # its masks see to that
+    known = tuple(sequence.token_ids)
+    return Admission(sequence.slot, params, sequence.seed, sequence.prompt_len, known, num_logprobs)
+
+
+def limit_length(sequence: Sequence, blocks: BlockManager, max_model_len: int) -> None:
+    """Note at which length a sequence ends with "length", and why if nobody asked for that."""
+    capacity = blocks.num_blocks * blocks.block_size + 1  # the last token needs no place
+    asked = max_model_len
+    if sequence.params.max_tokens is not None:
+        asked = min(asked, sequence.prompt_len + sequence.params.max_tokens)
+    sequence.limit = min(asked, capacity)
+    if capacity < asked:
+        sequence.limit_reason = (
+            f"it alone fills the KV cache, {blocks.num_blocks} blocks of {blocks.block_size} "
+            "tokens: raise num_kvcache_blocks or gpu_memory_utilization, or lower max_tokens"
+        )
+    assert sequence.prompt_len < sequence.limit, "no room for one token"
 
 
 def check_fits(blocks: BlockManager, prompt_len: int) -> None:

@@ -1,6 +1,7 @@
 """WaitingQueue: the sequences that wait for a slot, in the order of admission.
 
-Owns that order. Never admits anybody.
+Owns that order, and those held until a sibling has computed their common prompt. Never admits
+anybody.
 """
 
 from heapq import heappop, heappush
@@ -15,15 +16,30 @@ class WaitingQueue:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._heap: list[tuple[bool, tuple[int, ...], int, Sequence]] = []
+        self._held: dict[int, list[Sequence]] = {}  # by request
 
     def __len__(self) -> int:
         """Count the sequences that still want to run, in time proportional to the queue."""
-        return sum(entry[-1].finish_reason is None for entry in self._heap)
+        waiting = [entry[-1] for entry in self._heap]
+        waiting += [sequence for held in self._held.values() for sequence in held]
+        return sum(sequence.finish_reason is None for sequence in waiting)
 
-    def push(self, sequence: Sequence, *, preempted: bool) -> None:
-        """Let a sequence wait."""
-        entry = (not preempted, self._policy(sequence), sequence.number, sequence)
-        heappush(self._heap, entry)
+    def add(self, sequence: Sequence, *, has_leader: bool) -> None:
+        """Let a sequence wait for a slot; one that never ran, for its sibling's prompt before."""
+        if has_leader and sequence.num_cached_tokens < 0:
+            self._held.setdefault(sequence.request_id, []).append(sequence)
+        else:
+            self.push(sequence)
+
+    def push(self, sequence: Sequence) -> None:
+        """Let a sequence wait for a slot."""
+        is_new = sequence.num_cached_tokens < 0
+        heappush(self._heap, (is_new, self._policy(sequence), sequence.number, sequence))
+
+    def release(self, request_id: int) -> None:
+        """Put those held of a request into the queue."""
+        for sequence in self._held.pop(request_id, ()):
+            self.push(sequence)
 
     def first(self) -> Sequence | None:
         """The next to admit, which stays in the queue; None if nobody waits."""
@@ -39,3 +55,4 @@ class WaitingQueue:
     def clear(self) -> None:
         """Forget everybody."""
         self._heap.clear()
+        self._held.clear()
