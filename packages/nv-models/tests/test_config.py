@@ -118,12 +118,14 @@ def test_dtype(tmp_path, key):
 
 def test_eos_ids_of_both_files_and_generation_defaults(tmp_path):
     generation = {"eos_token_id": [7, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    generation |= {"max_new_tokens": 99, "do_sample": True, "repetition_penalty": None}
     config = ModelConfig.from_path(write(tmp_path, "llama", generation, eos_token_id=9))
     assert config.eos_token_ids == (9, 7)
     assert config.generation.temperature == 0.6
     assert config.generation.top_k == 20
     assert config.generation.top_p == 0.95
-    assert config.generation.min_p is None
+    assert config.generation.min_p is config.generation.repetition_penalty is None
+    assert config.generation.max_new_tokens == 99
 
 
 def test_class_default_eos_only_where_no_file_names_one(tmp_path):
@@ -145,12 +147,41 @@ def test_class_default_eos_only_where_no_file_names_one(tmp_path):
         ({"hidden_size": "wide"}, "hidden_size must be a positive integer, got 'wide'"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"num_attention_heads": True}, "num_attention_heads must be a positive integer, got True"),
+        ({"architectures": "Qwen3ForCausalLM"}, "architectures must be a list of strings, got 'Q"),
+        ({"layer_types": 5}, "layer_types must be a list of strings, got 5"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number, got 'small'"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"eos_token_id": "a"}, "eos_token_id must be a token id or a list of them, got 'a'"),
+        ({"quantization_config": 5}, "quantization_config must be an object, got 5"),
+        ({"rope_parameters": 5}, "rope_parameters must be an object, got 5"),
+        ({"rope_parameters": {"rope_theta": -1}}, "rope_theta must be a positive number, got -1"),
+        ({"rope_scaling": {"type": "linear"}}, "'linear' needs a positive 'factor'"),
+        ({"rope_scaling": YARN | {"factor": "x"}}, "factor must be a number, got 'x'"),
+        ({"rope_scaling": YARN | {"factor": 0}}, "'yarn' needs a positive 'factor' .* got 0"),
     ],
 )
 def test_refusals_name_the_file(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message) as error:
         ModelConfig.from_path(write(tmp_path, **overrides))
-    assert str(tmp_path / "config.json") in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ")
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
+        ({"top_k": True}, "top_k must be a number, got True"),
+        (
+            {"eos_token_id": [1, 2.5]},
+            r"eos_token_id must be a token id or a list .* got \[1, 2.5\]",
+        ),
+    ],
+)
+def test_refusals_of_generation_config_name_that_file(tmp_path, generation, message):
+    with pytest.raises(ValueError, match=message) as error:
+        ModelConfig.from_path(write(tmp_path, generation=generation))
+    assert str(error.value).startswith(f"{tmp_path / 'generation_config.json'}: ")
 
 
 def test_sliding_window_that_reaches_no_layer_is_fine(tmp_path):

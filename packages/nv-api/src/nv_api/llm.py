@@ -74,7 +74,8 @@ class LLM:
         Args:
             prompts: a text, a list of token ids, a dict with "prompt" or "prompt_token_ids", or a
                 list of those.
-            sampling_params: one for all, or one a prompt; None: the checkpoint's recommendation.
+            sampling_params: one for all, or one a prompt; None: the checkpoint's recommendation
+                (its max_new_tokens included).
             use_tqdm: False for no progress bar.
             lora_request: not built yet.
 
@@ -272,9 +273,18 @@ def start_engine(config: EngineConfig) -> Engine:
 
 
 def _default_params(path: Path) -> SamplingParams:
-    """Sampling values that a checkpoint recommends; ours where it says nothing."""
+    """Sampling values that a checkpoint recommends; ours where it says nothing.
+
+    Its max_new_tokens is max_tokens, as in vLLM, where nothing else is asked for.
+    """
     recommended = asdict(ModelConfig.from_path(path).generation)
-    return SamplingParams(**{n: v for n, v in recommended.items() if v is not None})
+    recommended["max_tokens"] = recommended.pop("max_new_tokens")
+    try:
+        return SamplingParams(**{n: v for n, v in recommended.items() if v is not None})
+    except ValueError as error:
+        raise ValueError(
+            f"{path / 'generation_config.json'}: {error}; mend the file or take the value out"
+        ) from error
 
 
 def _refuse_lora(lora_request: object) -> None:

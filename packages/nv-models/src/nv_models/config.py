@@ -6,16 +6,17 @@ the classes themselves would cost seconds of imports at each start.
 Never: reads a weight, or is written to.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
 from nv_models.registry import supported_architecture
-from nv_models.rope import RopeConfig
+from nv_models.rope import RopeConfig, frequencies
 
 # What transformers' config class of an architecture says where config.json says nothing.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -35,13 +36,20 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling values that generation_config.json recommends; None where it says nothing."""
+    """Sampling values that generation_config.json recommends; None where it says nothing.
+
+    They are numbers; whoever samples knows their ranges.
+    """
 
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+GENERATION_FIELDS = tuple(GenerationDefaults.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
@@ -94,45 +102,42 @@ class ModelConfig:
 
         Raises:
             FileNotFoundError: no config.json in it.
-            ValueError: not JSON, an architecture or a feature that is not supported.
+            ValueError: not JSON, a field of the wrong type or size, an architecture or a feature
+                that is not supported; the message names the file.
             NotImplementedError: quantized weights.
         """
         folder = Path(path)
-        raw = read_json(folder / "config.json")
-        generation_file = folder / "generation_config.json"
+        config_file, generation_file = folder / "config.json", folder / "generation_config.json"
+        raw = read_json(config_file)
         generation = read_json(generation_file) if generation_file.exists() else {}
-        try:
-            return model_config(raw, generation)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / 'config.json'}: {error}") from error
+        with _naming(generation_file):
+            defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
+            named = token_ids(generation, "eos_token_id")
+        with _naming(config_file):
+            return model_config(raw, defaults, named)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file, with errors that name it."""
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} does not exist; a model folder holds config.json, *.safetensors and the "
-            "tokenizer's files"
-        )
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Put a file's name before what is wrong with its contents."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        yield
     except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}, not a JSON object")
-    return content
+        raise ValueError(f"{file}: {error}") from error
 
 
-def model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-    """The record for the contents of config.json and generation_config.json."""
-    architecture = supported_architecture(raw.get("architectures") or ())
+def model_config(
+    raw: Mapping[str, Any], generation: GenerationDefaults, generation_eos: tuple[int, ...]
+) -> ModelConfig:
+    """The record for the contents of config.json and what generation_config.json added."""
+    architecture = supported_architecture(strings(raw, "architectures"))
     refuse_quantized(raw)
     values = {**DEFAULTS.get(architecture, {}), **raw}
     refuse_unsupported(values)
     num_q_heads = size(values, "num_attention_heads")
     hidden_size = size(values, "hidden_size")
     named = values.get("dtype") or values.get("torch_dtype")
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=size(values, "vocab_size"),
         hidden_size=hidden_size,
@@ -141,31 +146,19 @@ def model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> Model
         num_q_heads=num_q_heads,
         num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
         head_dim=size(values, "head_dim", hidden_size // num_q_heads),
-        rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=number(values, "rms_norm_eps", 1e-6),
         max_position_embeddings=size(values, "max_position_embeddings"),
         rope=rope_config(values),
-        attention_bias=bool(values.get("attention_bias")),
-        mlp_bias=bool(values.get("mlp_bias")),
-        tie_word_embeddings=bool(values.get("tie_word_embeddings")),
-        eos_token_ids=eos_token_ids(raw, generation, values),
-        bos_token_id=values.get("bos_token_id"),
-        dtype=DTYPES.get(named or ""),
-        generation=GenerationDefaults(
-            **{name: generation.get(name) for name in GenerationDefaults.__dataclass_fields__}
-        ),
+        attention_bias=flag(values, "attention_bias"),
+        mlp_bias=flag(values, "mlp_bias"),
+        tie_word_embeddings=flag(values, "tie_word_embeddings"),
+        eos_token_ids=eos_token_ids(raw, generation_eos, values),
+        bos_token_id=next(iter(token_ids(values, "bos_token_id")), None),
+        dtype=DTYPES.get(str(named)),
+        generation=generation,
     )
-
-
-def size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer; None and nothing mean the default, if there is one."""
-    value = values.get(name)
-    if value is None:
-        value = default
-    if value is None:
-        raise ValueError(f"{name} is missing")
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return value
+    frequencies(config.rope, config.head_dim)  # what its rope lacks is said here, with the file
+    return config
 
 
 def rope_config(values: Mapping[str, Any]) -> RopeConfig:
@@ -173,9 +166,10 @@ def rope_config(values: Mapping[str, Any]) -> RopeConfig:
 
     The order of precedence is transformers' `convert_rope_params_to_dict`.
     """
-    given = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    given = given.get("full_attention", given)  # one a layer type; only one type is supported
-    longest = values["max_position_embeddings"]
+    given = table(values, "rope_scaling") or table(values, "rope_parameters")
+    if "full_attention" in given:  # one a layer type; only one type is supported
+        given = table(given, "full_attention")
+    longest = size(values, "max_position_embeddings")
     parameters = {
         "rope_type": given.get("type", "default"),
         "rope_theta": values.get("rope_theta", 10000.0),
@@ -183,16 +177,16 @@ def rope_config(values: Mapping[str, Any]) -> RopeConfig:
         "original_max_position_embeddings": longest,
         **given,
     }
-    if trained := values.get("original_max_position_embeddings"):
-        parameters["original_max_position_embeddings"] = trained
+    if values.get("original_max_position_embeddings"):
+        parameters |= numbers(values, ("original_max_position_embeddings",))
     if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
-        parameters["factor"] = longest / parameters["original_max_position_embeddings"]
+        parameters["factor"] = longest / size(parameters, "original_max_position_embeddings")
     return RopeConfig.from_parameters(parameters)
 
 
 def refuse_quantized(raw: Mapping[str, Any]) -> None:
     """Raise NotImplementedError for a checkpoint whose weights are not plain floats."""
-    if quantization := raw.get("quantization_config"):
+    if quantization := table(raw, "quantization_config"):
         method = quantization.get("quant_method", "unknown")
         raise NotImplementedError(
             f"the checkpoint is quantized ({method}), which is not built yet; "
@@ -202,9 +196,9 @@ def refuse_quantized(raw: Mapping[str, Any]) -> None:
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
     """Raise ValueError for a feature that would silently be computed wrong."""
-    kinds = set(values.get("layer_types") or ()) - {"full_attention"}
-    first_windowed = values.get("max_window_layers", 28)
-    windowed = values.get("use_sliding_window") and values.get("sliding_window", 4096)
+    kinds = set(strings(values, "layer_types")) - {"full_attention"}
+    first_windowed = numbers(values, ("max_window_layers",)).get("max_window_layers", 28)
+    windowed = flag(values, "use_sliding_window") and values.get("sliding_window", 4096)
     if kinds or (windowed and first_windowed < size(values, "num_hidden_layers")):
         raise ValueError(
             f"sliding_window = {values.get('sliding_window')} is active, which is not supported; "
@@ -223,13 +217,8 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
 
 
 def eos_token_ids(
-    raw: Mapping[str, Any], generation: Mapping[str, Any], values: Mapping[str, Any]
+    raw: Mapping[str, Any], generation_eos: tuple[int, ...], values: Mapping[str, Any]
 ) -> tuple[int, ...]:
     """Every id that either file names, in order; the class's default only if neither does."""
-    named = [raw.get("eos_token_id"), generation.get("eos_token_id")]
-    if all(value is None for value in named):
-        named = [values.get("eos_token_id")]
-    ids: list[int] = []
-    for value in named:
-        ids.extend([value] if isinstance(value, int) else value or ())
-    return tuple(dict.fromkeys(ids))
+    named = token_ids(raw, "eos_token_id") + generation_eos
+    return tuple(dict.fromkeys(named or token_ids(values, "eos_token_id")))

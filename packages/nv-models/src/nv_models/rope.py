@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from nv_models.fields import flag, number, numbers
+
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -40,7 +42,8 @@ class RopeConfig:
         """Read a standardized `rope_parameters` dict.
 
         Raises:
-            ValueError: a kind that is not supported, or rotation of a part of the head.
+            ValueError: a kind that is not supported, rotation of a part of the head, or a
+                parameter of the wrong type.
         """
         kind = parameters["rope_type"]
         if kind not in ROPE_KINDS:
@@ -48,8 +51,15 @@ class RopeConfig:
         part = parameters.get("partial_rotary_factor", 1.0)
         if part != 1.0:
             raise ValueError(f"partial_rotary_factor {part} is not supported; only 1.0 is")
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in parameters.items() if name in known})
+        return cls(
+            rope_theta=number(parameters, "rope_theta"),
+            rope_type=kind,
+            truncate=flag({"truncate": True, **parameters}, "truncate"),
+            **numbers(parameters, OPTIONAL_NUMBERS),
+        )
+
+
+OPTIONAL_NUMBERS = tuple(field.name for field in fields(RopeConfig) if field.default is None)
 
 
 def cos_sin_table(
@@ -84,8 +94,11 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
 def required(rope: RopeConfig, name: str) -> float:
     """A parameter that this kind of rope cannot do without."""
     value = getattr(rope, name)
-    if value is None:
-        raise ValueError(f"rope_type {rope.rope_type!r} needs {name!r} in rope_parameters")
+    if value is None or value <= 0:
+        raise ValueError(
+            f"rope_type {rope.rope_type!r} needs a positive {name!r} in rope_parameters, "
+            f"got {value}"
+        )
     return float(value)
 
 

@@ -1,0 +1,104 @@
+"""Fields of a checkpoint's JSON files, read by type.
+
+Owns: the errors, which name the field, its value and what it must be.
+Never: knows what a field means; the files' names are `ModelConfig.from_path`'s.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file, with errors that name it."""
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} does not exist; a model folder holds config.json, *.safetensors and the "
+            "tokenizer's files"
+        )
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}); download it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds a {type(content).__name__}, not a JSON object")
+    return content
+
+
+def size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A positive integer; null and nothing mean the default, if there is one."""
+    value = _given(values, name, default)
+    if not _is_integer(value) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
+
+
+def number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A positive real number; null and nothing mean the default, if there is one."""
+    value = _given(values, name, default)
+    if not _is_number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the fields that are there; each must be a number."""
+    found = {name: values[name] for name in names if values.get(name) is not None}
+    for name, value in found.items():
+        if not _is_number(value):
+            raise ValueError(f"{name} must be a number, got {value!r}")
+    return found
+
+
+def flag(values: Mapping[str, Any], name: str) -> bool:
+    """True or false; null and nothing mean false."""
+    value = values.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, got {value!r}")
+    return bool(value)
+
+
+def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """One token id or a list of them; null and nothing mean none."""
+    value = values.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(_is_integer(each) for each in ids):
+        raise ValueError(f"{name} must be a token id or a list of them, got {value!r}")
+    return tuple(ids)
+
+
+def strings(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """A list of strings; null and nothing mean an empty one."""
+    value = values.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise ValueError(f"{name} must be a list of strings, got {value!r}")
+    return tuple(value)
+
+
+def table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A JSON object; null and nothing mean an empty one."""
+    value = values.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be an object, got {value!r}")
+    return value or {}
+
+
+def _given(values: Mapping[str, Any], name: str, default: float | None) -> Any:  # noqa: ANN401
+    value = values.get(name)
+    if value is None:
+        value = default
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    return value
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
