@@ -178,11 +178,12 @@ def test_a_device_that_stays_broken_ends_every_request(simulation):
     sim.check_idle()
 
 
-def test_any_other_error_is_raised_and_the_engine_usable(simulation):
+@pytest.mark.parametrize("fault", [AssertionError, NotImplementedError, RecursionError])
+def test_any_other_error_is_raised_and_the_engine_usable(simulation, fault):
     sim = simulation()
     sim.add(prompt_of(20), params())
-    Break(sim.executor, "submit", 3, AssertionError("a fault of ours"))
-    with pytest.raises(AssertionError, match="a fault of ours"):
+    Break(sim.executor, "submit", 3, fault("a fault of ours"))
+    with pytest.raises(fault, match="a fault of ours"):
         sim.steps(3)
     sim.executor.forget()
     sim.run()

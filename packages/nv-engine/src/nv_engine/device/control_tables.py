@@ -116,6 +116,11 @@ class ControlTables:
         """False if no slot's sequence asks for anything."""
         return bool(self._asked)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the tables take now."""
+        return sum(table.data.nbytes for table in self._all)
+
     def flags(self, slots: Sequence[int]) -> ControlFlags:
         """What the sequences in `slots` ask for together."""
         asked = [self._asked[slot] for slot in slots if slot in self._asked]
@@ -209,6 +214,20 @@ class ControlTables:
 
     def _floats(self, values: object) -> Tensor:
         return upload(values, torch.float32, self._device)
+
+
+def most_bytes(num_slots: int, vocab_size: int) -> int:
+    """Bytes that the tables of `num_slots` slots may come to take, as a bound for a memory budget.
+
+    That is when every slot has asked for every control whose row is as wide as the vocabulary:
+    allowed tokens (a byte a token), counts (four), a mask (a bit); the largest is there half as
+    large once more while it grows. Rows of words and biases are as wide as what the requests list,
+    which is little beside that and not counted.
+    """
+    allowed, counts, mask = vocab_size, 4 * vocab_size, 4 * -(-vocab_size // 32)
+    penalties = 3 * 4  # repetition, frequency, presence
+    row = allowed + counts + mask + penalties
+    return (num_slots + 1) * row + (num_slots + 1) // 2 * counts
 
 
 def flags_of(params: SamplingParams) -> ControlFlags:
