@@ -136,9 +136,13 @@ class ScriptedEngine:
             num_decode_tokens=num_tokens - len(fresh),
         )
 
-    def abort(self, request_id):
-        self.aborted.append(request_id)
-        self.running = [run for run in self.running if run.request_id != request_id]
+    def abort(self, request_id, index=None):
+        self.aborted.append(request_id if index is None else (request_id, index))
+        self.running = [
+            run
+            for run in self.running
+            if run.request_id != request_id or index not in (None, run.index)
+        ]
 
     def close(self):
         self.closed = True

@@ -40,7 +40,7 @@ def test_options_become_parameters(nv, engine, monkeypatch):
     seen = []
     add = type(engine).add
 
-    def note(self, token_ids, params):
+    def note(self, token_ids, params, grammar=None):
         seen.append(params)
         return add(self, token_ids, params)
 

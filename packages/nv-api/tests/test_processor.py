@@ -105,6 +105,21 @@ def test_snapshots_grow(engine, tokenizer):
     ]
 
 
+def test_a_completion_that_its_text_ended_is_aborted_while_its_siblings_run(engine, tokenizer):
+    engine.answers = [tokenizer.encode(["ab STOP and more"])[0]]  # the second begins at "b"
+    processor = Processor(engine, tokenizer)
+    params = SamplingParams(n=2, max_tokens=30, stop="STO")
+    request = processor.add(TokenPrompt("x", [5]), params)
+    while not request.completions[1].finished:
+        processor.process(engine.step().updates)
+    assert engine.aborted == [(0, 1)]
+    assert [run.index for run in engine.running] == [0]
+    processor.process(engine.step().updates)
+    assert engine.aborted == [(0, 1), (0, 0)]
+    assert [completion.text for completion in request.completions] == ["ab ", "b "]
+    assert not processor.has_unfinished
+
+
 def test_an_aborted_request_ends_with_what_it_has(engine, tokenizer):
     processor = Processor(engine, tokenizer)
     request = processor.add(prompt_of(tokenizer, "abc"), SamplingParams(stop=["bcd"]))

@@ -34,7 +34,8 @@ class CompletionOutput:
         cumulative_logprob: sum of the drawn tokens' log-probabilities; None unless asked for.
         logprobs: a dict of candidates a token; None unless asked for.
         finish_reason: "stop", "length", "abort" or "error"; None while the completion runs.
-        stop_reason: the stop string or stop token that ended it, or the error's sentence.
+        stop_reason: the stop string or stop token that ended it, or the error's sentence; with
+            "length" None, or why it ended before max_tokens and max_model_len.
     """
 
     index: int

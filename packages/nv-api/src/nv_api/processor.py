@@ -36,7 +36,6 @@ class Request:
         self.completions = completions
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self.cut_short = False  # a stop string ended a completion; the engine goes on with it
         self._token_text = token_text
         self._arrival_time = time.monotonic()
         self._first_token_time: float | None = None
@@ -62,8 +61,6 @@ class Request:
             update.token_ids, update.finish_reason, update.stop_reason, update.logprobs
         ):
             return None
-        if update.finish_reason is None:
-            self.cut_short = True
         if self.finished:
             self._finished_time = time.monotonic()
         return completion
@@ -129,7 +126,7 @@ class Processor:
         return request
 
     def process(self, updates: Iterable["SequenceUpdate"]) -> list[Finished]:
-        """Take a step's updates in, and tell the engine which requests their text has ended.
+        """Take a step's updates in, and tell the engine which completions their text has ended.
 
         Returns:
             The completions that ended, in the order of the updates.
@@ -143,8 +140,8 @@ class Processor:
             finished.append(Finished(request, completion))
             if request.finished:
                 del self._requests[request.request_id]
-                if request.cut_short:
-                    self._engine.abort(request.request_id)
+            if update.finish_reason is None:  # a stop string ended it; the engine goes on with it
+                self._engine.abort(request.request_id, completion.index)
         return finished
 
     def abort(self, request_id: int) -> None:

@@ -31,6 +31,7 @@ class Session:
         self._engine = engine
         self._processor = Processor(engine, tokenizer)
         self._kept: list[Finished] = []  # ended, and not yet told by `step`
+        self._told_of_full_pool = False
 
     @property
     def finished(self) -> bool:
@@ -140,8 +141,21 @@ class Session:
             step = self._engine.step()
             ended = self._processor.process(step.updates)
             self._kept += [e for e in ended if e.request.request_id not in own]
+        self._tell_of_full_pool(ended)
         done = {e.request.request_id for e in ended if e.request.finished}
         return step, len(done & own)
+
+    def _tell_of_full_pool(self, ended: Sequence[Finished]) -> None:
+        """Warn, once, of a completion that was cut for want of memory and not by its parameters."""
+        for request, completion in () if self._told_of_full_pool else ended:
+            if completion.finish_reason == "length" and completion.stop_reason is not None:
+                self._told_of_full_pool = True
+                warnings.warn(
+                    f"request {request.request_id} ended with finish_reason 'length' after "
+                    f"{len(completion.token_ids)} tokens: {completion.stop_reason} (said once)",
+                    stacklevel=4,
+                )
+                return
 
 
 def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
