@@ -56,18 +56,55 @@ def test_text_parts_are_joined(scripted):
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
+def test_a_call_of_a_tool_stands_in_for_a_content(scripted):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    assert prompt_of(scripted(), [USER, call]) == [
+        HEAD + "<|im_start|>assistant\n<|im_end|>\n" + OPEN
+    ]
+
+
 @pytest.mark.parametrize(
     ("messages", "error", "match"),
     [
-        ("hi", TypeError, "must be a list"),
+        ("hi", TypeError, "messages is a str: it must be a list"),
+        (USER, TypeError, "messages is a dict: .*: put the message in a list"),
+        (None, TypeError, "messages is a NoneType: it must be a list"),
+        ([None], TypeError, "messages holds a NoneType: it must be a list"),
         ([[]], ValueError, "empty"),
         ([[USER, "hi"]], TypeError, "must be a dict"),
         ([{"content": "hi"}], ValueError, "no 'role'"),
+        ([{"role": 5, "content": "hi"}], ValueError, "the role 5: give one"),
+        ([{"role": "user"}], ValueError, "{'role': 'user'} has no 'content': give it a text"),
+        ([{"role": "user", "content": None}], ValueError, "has no 'content': give it a text"),
+        ([{"role": "user", "content": 5}], TypeError, "content is 5: it must be a text"),
+        ([{"role": "user", "content": [5]}], TypeError, "part is 5: it must be a text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], TypeError, "part is {'type': 'text'}"),
+        ([{"role": "user", "content": "\ud800"}], ValueError, "no valid Unicode"),
     ],
 )
 def test_what_is_no_conversation(scripted, engine, messages, error, match):
     with pytest.raises(error, match=match):
         scripted().chat(messages)
+    assert engine.num_added == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"chat_template_kwargs": {"tokenize": True}}, ValueError, "has 'tokenize'.*take it out"),
+        ({"chat_template_kwargs": {"messages": []}}, ValueError, "has 'messages'.*take it out"),
+        ({"chat_template_kwargs": 5}, TypeError, "chat_template_kwargs is 5: it must be a dict"),
+        ({"chat_template": 5}, TypeError, "chat_template is 5: it must be a Jinja template"),
+        ({"chat_template": "{% bad"}, ValueError, "unknown tag 'bad'"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, ValueError, "does not take.*: no"),
+        ({"chat_template": "{{ '' }}"}, ValueError, "the prompt is empty"),
+        ({"tools": {"name": "f"}}, TypeError, "tools is {'name': 'f'}: it must be a list"),
+        ({"sampling_params": 5}, TypeError, "must be a SamplingParams"),
+    ],
+)
+def test_what_the_template_cannot_take(scripted, engine, options, error, match):
+    with pytest.raises(error, match=match):
+        scripted().chat([USER], **options)
     assert engine.num_added == 0
 
 

@@ -1,3 +1,7 @@
+import json
+import shutil
+
+import nv_api.llm
 import pytest
 from nv_engine import SamplingParams
 
@@ -62,6 +66,43 @@ def test_params_for_all_for_each_and_for_none(scripted):
     assert [o.outputs[0].finish_reason for o in outputs] == ["length", "length"]
     (default,) = llm.generate("x" * 40, use_tqdm=False)
     assert len(default["token_ids"]) == SamplingParams().max_tokens
+
+
+def test_none_is_what_the_checkpoint_recommends(scripted, folder, monkeypatch, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    monkeypatch.setattr(nv_api.llm, "resolve", lambda model, revision: copy)
+    recommended = {"temperature": 0.5, "top_k": 7, "max_new_tokens": 3, "do_sample": True}
+    (copy / "generation_config.json").write_text(json.dumps(recommended))
+    llm = scripted()
+    assert llm.get_default_sampling_params() == SamplingParams(
+        temperature=0.5, top_k=7, max_tokens=3
+    )
+    (output,) = llm.generate("xyzxyz", use_tqdm=False)
+    assert (output["text"], output.outputs[0].finish_reason) == ("xyz", "length")
+    (output,) = llm.generate("xyzxyz", SamplingParams(max_tokens=5), use_tqdm=False)
+    assert output["text"] == "xyzxy"
+
+
+@pytest.mark.parametrize(
+    ("recommended", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1: it must be a number in"),
+        ({"top_k": 1.5}, "top_k is 1.5: it must be an integer"),
+        ({"max_new_tokens": 0}, "max_tokens is 0: it must be an integer, at least 1"),
+        ({"top_p": "most"}, "top_p must be a number, got 'most'"),
+    ],
+)
+def test_a_bad_recommendation_names_its_file(
+    scripted, folder, monkeypatch, tmp_path, recommended, message
+):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    monkeypatch.setattr(nv_api.llm, "resolve", lambda model, revision: copy)
+    (copy / "generation_config.json").write_text(json.dumps(recommended))
+    with pytest.raises(ValueError, match=message) as error:
+        scripted()
+    assert str(error.value).startswith(f"{copy / 'generation_config.json'}: ")
 
 
 def test_a_length_mismatch_queues_nothing(scripted, engine):  # N09

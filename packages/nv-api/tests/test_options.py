@@ -2,6 +2,7 @@ import dataclasses
 import warnings
 
 import pytest
+import torch
 from nv_api.options import ALIASES, NO_DIFFERENCE, TOKENIZER, UNBUILT, parse
 from nv_engine import EngineConfig
 
@@ -102,9 +103,30 @@ def test_what_is_not_built_yet_says_so(name, value):
         parse("m", {name: value})
 
 
-def test_values_are_checked():
-    with pytest.raises(ValueError, match="kvcache_block_size is 17"):
-        parse("m", {"block_size": 17})
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("block_size", 17, "kvcache_block_size is 17: it must be 16, 32 or a multiple of 64"),
+        ("max_num_seqs", True, "max_num_seqs is True: it must be an integer, at least 1"),
+        ("gpu_memory_utilization", True, "gpu_memory_utilization is True: it must be a number"),
+        ("gpu_memory_utilization", "0.9", "gpu_memory_utilization is '0.9': it must be a number"),
+        ("gpu_memory_utilization", 1.5, r"gpu_memory_utilization is 1.5: it must be in \(0, 1\]"),
+        ("swap_space", "4", "swap_space is '4': it must be a number"),
+        ("enforce_eager", 1, "enforce_eager is 1: it must be True or False"),
+        ("enable_prefix_caching", "no", "enable_prefix_caching is 'no': it must be True or False"),
+        ("skip_tokenizer_init", "no", "skip_tokenizer_init is 'no': it must be True or False"),
+        ("load_format", 5, "load_format is 5: it must be one of 'auto', 'safetensors', 'dummy'"),
+        ("revision", 5, "revision is 5: it must be a name"),
+        ("tokenizer", "", "tokenizer is '': it must be a name that is not empty"),
+    ],
+)
+def test_values_are_checked(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        parse("m", {name: value})
+
+
+def test_a_device_may_be_torchs():
+    assert parse("m", {"device": torch.device("cpu")}) == parse("m", {"device": "cpu"})
 
 
 def test_every_name_has_one_meaning():

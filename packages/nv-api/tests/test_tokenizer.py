@@ -1,3 +1,7 @@
+import json
+import shutil
+
+import huggingface_hub
 import pytest
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 from transformers import PreTrainedTokenizerFast
@@ -25,3 +29,51 @@ def test_many_texts_are_encoded_as_each_alone(byte_level):
     texts = ["hello", "", "a longer text, 日本"]
     assert tokenizer.encode(texts) == [byte_level.encode(text) for text in texts]
     assert tokenizer.encode([]) == []
+
+
+@pytest.mark.parametrize("place", ["/nope", "./nope", "a/b/c", "model.gguf/"])
+def test_a_place_that_is_not_there(place):
+    with pytest.raises(FileNotFoundError, match=f"tokenizer {place} is no folder and no hub name"):
+        load_tokenizer(place)
+
+
+def test_a_hub_name_out_of_reach(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="tokenizer nobody/nothing is not to be had"):
+        load_tokenizer("nobody/nothing")
+
+
+@pytest.fixture
+def damaged(folder, tmp_path):
+    """Write a file of a model's copy anew, and return the copy."""
+
+    def write(name, content):
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        (copy / name).write_text(content)
+        return copy
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", json.dumps({"version": "1.0", "added_tokens": []})),
+        ("tokenizer.json", json.dumps({"version": "1.0", "added_tokens": [], "model": {}})),
+        ("tokenizer.json", json.dumps({"added_tokens": [5]})),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", json.dumps({"eos_token": 5})),
+    ],
+)
+def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content):
+    place = damaged(name, content)
+    with pytest.raises(ValueError, match=r"are no tokenizer .*: download them again") as error:
+        load_tokenizer(place)
+    assert str(place) in str(error.value)

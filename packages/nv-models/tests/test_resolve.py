@@ -24,6 +24,19 @@ def test_path_that_is_not_there(name, tmp_path, monkeypatch):
     assert name in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("", ValueError, "the model's name is empty: it must be a folder"),
+        (5, TypeError, "the model is 5: it must be a folder"),
+        (None, TypeError, "the model is None: it must be a folder"),
+    ],
+)
+def test_what_is_no_name(name, error, message):
+    with pytest.raises(error, match=message):
+        resolve(name)
+
+
 def test_file_that_is_no_model(tmp_path):
     file = tmp_path / "model.safetensors"
     file.touch()

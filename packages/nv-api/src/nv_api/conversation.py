@@ -3,14 +3,19 @@
 Owns how messages are checked and rendered; the template itself is the tokenizer's.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jinja2 import TemplateError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message: TypeAlias = Mapping[str, Any]
+
+FORMS = "a list of {'role': …, 'content': …} dicts, or a list of such lists"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +24,7 @@ class Rendering:
 
     Raises:
         ValueError: a prompt that both opens a new message and continues the last one.
+        TypeError: a field of another type.
     """
 
     chat_template: str | None = None
@@ -33,15 +39,28 @@ class Rendering:
                 "continue_final_message=True goes on with the last message and "
                 "add_generation_prompt=True opens a new one: pass add_generation_prompt=False"
             )
+        if not isinstance(self.chat_template, str | None):
+            raise TypeError(f"chat_template is {self.chat_template!r}: it must be a Jinja template")
+        if not isinstance(self.chat_template_kwargs, Mapping | None):
+            raise TypeError(
+                f"chat_template_kwargs is {self.chat_template_kwargs!r}: it must be a dict"
+            )
+        tools = self.tools or ()
+        if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
+            raise TypeError(f"tools is {tools!r}: it must be a list of JSON schemas, each a dict")
 
 
-def conversation_list(messages: Sequence[Any]) -> list[list[dict[str, Any]]]:
+def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
     """One conversation or several, as a list of conversations.
 
     Raises:
-        TypeError: a message that is no dict.
-        ValueError: an empty conversation, or a message without a role.
+        TypeError: something that is no conversation or no message.
+        ValueError: an empty conversation, or a message without a role or a content.
+        NotImplementedError: a content that is not text.
     """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        hint = ": put the message in a list" if isinstance(messages, Mapping) else ""
+        raise TypeError(f"messages is a {type(messages).__name__}: it must be {FORMS}{hint}")
     single = bool(messages) and isinstance(messages[0], Mapping)
     conversations = [messages] if single else messages
     return [[_message(message) for message in _conversation(c)] for c in conversations]
@@ -53,31 +72,45 @@ def render(
     """The prompt text of a conversation.
 
     Raises:
-        ValueError: the tokenizer has no chat template and none was given.
+        ValueError: the tokenizer has no chat template and none was given, the template refuses
+            the conversation, or `chat_template_kwargs` has what is not the template's.
     """
     if rendering.chat_template is None and not backend.chat_template:
         raise ValueError(
             "the tokenizer has no chat template: pass chat_template=…, or use generate with text"
         )
-    text = backend.apply_chat_template(
-        conversation,
-        tools=None if rendering.tools is None else [*rendering.tools],
-        chat_template=rendering.chat_template,
-        add_generation_prompt=rendering.add_generation_prompt,
-        continue_final_message=rendering.continue_final_message,
-        tokenize=False,
-        **(rendering.chat_template_kwargs or {}),
-    )
+    more = rendering.chat_template_kwargs or {}
+    _check_names(backend, more)
+    try:
+        text = backend.apply_chat_template(
+            conversation,
+            tools=None if rendering.tools is None else [*rendering.tools],
+            chat_template=rendering.chat_template,
+            add_generation_prompt=rendering.add_generation_prompt,
+            continue_final_message=rendering.continue_final_message,
+            tokenize=False,
+            **more,
+        )
+    except TemplateError as error:
+        raise ValueError(f"the chat template does not take the conversation: {error}") from error
     assert isinstance(text, str)
     return text
 
 
+def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> None:
+    """Refuse names that would turn the rendering into something else than a text."""
+    taken = {"messages", *inspect.signature(backend.apply_chat_template).parameters} - {"documents"}
+    for name in given:
+        if not isinstance(name, str) or name in taken:
+            raise ValueError(
+                f"chat_template_kwargs has {name!r}, which is no variable of the template: take it "
+                "out, or pass it to chat itself if that has it"
+            )
+
+
 def _conversation(conversation: object) -> Sequence[Any]:
     if isinstance(conversation, str | Mapping) or not isinstance(conversation, Sequence):
-        raise TypeError(
-            f"messages holds a {type(conversation).__name__}: it must be a list of "
-            "{'role': …, 'content': …} dicts, or a list of such lists"
-        )
+        raise TypeError(f"messages holds a {type(conversation).__name__}: it must be {FORMS}")
     if not conversation:
         raise ValueError("a conversation is empty: give at least one message")
     return conversation
@@ -88,17 +121,34 @@ def _message(message: object) -> dict[str, Any]:
         raise TypeError(
             f"a message is a {type(message).__name__}: it must be a dict with 'role' and 'content'"
         )
-    if "role" not in message:
-        raise ValueError(f"the message {dict(message)!r} has no 'role': add one, such as 'user'")
-    content = message.get("content")
-    return {**message, "content": _joined(content)} if isinstance(content, list) else {**message}
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str) or not role:
+        said = f"the role {role!r}" if "role" in message else "no 'role'"
+        raise ValueError(f"the message {dict(message)!r} has {said}: give one, such as 'user'")
+    if content is None and message.get("tool_calls"):
+        content = ""  # OpenAI's way: what the assistant called stands in for what it said
+    if content is None:
+        raise ValueError(f"the message {dict(message)!r} has no 'content': give it a text")
+    return {**message, "content": _text(content)}
 
 
-def _joined(parts: list[Any]) -> str:
-    """Text of a message given in OpenAI's parts, a line each."""
-    for part in parts:
-        if not isinstance(part, str) and part.get("type") != "text":
-            raise NotImplementedError(
-                f"a message part of type {part.get('type')!r} is not built yet: only text is read"
-            )
-    return "\n".join(part if isinstance(part, str) else part["text"] for part in parts)
+def _text(content: object) -> str:
+    """Text of a message, which may be given in OpenAI's parts: then a line each."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise TypeError(f"a message's content is {content!r}: it must be a text or a list of parts")
+    return "\n".join(map(_part, content))
+
+
+def _part(part: object) -> str:
+    if isinstance(part, Mapping) and part.get("type", "text") != "text":
+        raise NotImplementedError(
+            f"a message part of type {part['type']!r} is not built yet: only text is read"
+        )
+    text = part.get("text") if isinstance(part, Mapping) else part
+    if not isinstance(text, str):
+        raise TypeError(
+            f"a message part is {part!r}: it must be a text, or {{'type': 'text', 'text': …}}"
+        )
+    return text

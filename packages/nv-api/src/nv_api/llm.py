@@ -18,7 +18,14 @@ from nv_api.conversation import Message, Rendering, conversation_list, render
 from nv_api.outputs import RequestOutput
 from nv_api.pooling import PoolingParams
 from nv_api.progress import UseTqdm
-from nv_api.prompts import PromptLike, TokenPrompt, prompt_list, single_prompt, tokenize
+from nv_api.prompts import (
+    PromptLike,
+    TokenPrompt,
+    checked_text,
+    prompt_list,
+    single_prompt,
+    tokenize,
+)
 from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 
@@ -116,7 +123,8 @@ class LLM:
             chat_template_kwargs: more for the template, such as `{"enable_thinking": False}`.
 
         Raises:
-            ValueError: no chat template, an empty conversation, or as in `generate`.
+            ValueError: no chat template, one that does not take the conversation, a message
+                without a role or content, or as in `generate`.
             TypeError: something that is no conversation.
         """
         _refuse_lora(lora_request)
@@ -250,7 +258,9 @@ class LLM:
             given = self._default_params
         if isinstance(given, SamplingParams):
             return [given] * num_prompts
-        if not all(isinstance(params, SamplingParams) for params in given):
+        if not isinstance(given, Sequence) or not all(
+            isinstance(params, SamplingParams) for params in given
+        ):
             raise TypeError("sampling_params must be a SamplingParams, or a list of them")
         if len(given) != num_prompts:
             raise ValueError(
@@ -261,7 +271,7 @@ class LLM:
 
     def _chat_prompt(self, conversation: list[dict[str, Any]], rendering: Rendering) -> TokenPrompt:
         """A conversation as the prompt that the chat template makes of it."""
-        text = render(self.get_tokenizer(), conversation, rendering)
+        text = checked_text(render(self.get_tokenizer(), conversation, rendering), "the prompt")
         assert self._text is not None
         (token_ids,) = self._text.encode([text], add_special_tokens=False)
         return TokenPrompt(text, token_ids)

