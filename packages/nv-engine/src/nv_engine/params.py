@@ -6,7 +6,7 @@ they are) and never touches a tensor.
 
 import math
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import FrozenInstanceError, dataclass, fields
 from numbers import Integral, Real
 from typing import Any
@@ -97,8 +97,12 @@ class SamplingParams:
 
     def clone(self) -> "SamplingParams":
         """A copy with nothing in common; its fields may be set."""
-        twin = deepcopy(self)
+        twin = copy(self)
         twin.__dict__.pop(_FROZEN, None)
+        plain = (bool, int, float, str, type(None))  # nearly all, and every request is a clone
+        for name, value in self.__dict__.items():
+            if not isinstance(value, plain):
+                twin.__dict__[name] = deepcopy(value)
         return twin
 
     def frozen(self) -> "SamplingParams":
