@@ -25,7 +25,9 @@ def nv(monkeypatch, engine, folder):
 
 def test_generate_prints_each_prompt_with_its_completion(nv, engine):
     result = nv("generate", "ab", "cd", "--model", "m")
-    assert (result.exit_code, result.stdout) == (0, "abab\ncdcd\n")
+    shown = "--- prompt {} of 2 ---\n{}\n--- completion ---\n{}\n\n"
+    assert result.exit_code == 0
+    assert result.stdout == shown.format(1, "ab", "ab") + shown.format(2, "cd", "cd")
     assert DEMO_SENTENCE not in result.stderr
     assert engine.closed
 
@@ -70,6 +72,43 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(nv, engine):
     result = nv("chat", input="one\ntwo\n")
     assert (result.exit_code, result.stdout) == (0, "H\nJ\n")
     assert "stopped" in result.stderr
+
+
+def test_a_full_context_does_not_end_the_chat(nv, engine):
+    engine.max_model_len = 60
+    engine.answers = [[39, 256], [40, 256]]
+    result = nv("chat", input="one\n" + "two " * 20 + "\n/clear\nthree\n")
+    assert (result.exit_code, result.stdout) == (0, "H\nI\n")
+    assert "the prompt has" in result.stderr
+    assert "/clear forgets the conversation" in result.stderr
+    assert engine.num_added == 2
+
+
+def test_clear_forgets_all_but_the_system_message(nv, engine, monkeypatch):
+    seen = []
+    stream = nv_api.llm.LLM._stream_chat
+
+    def note(self, messages, params):
+        seen.append([message["content"] for message in messages])
+        return stream(self, messages, params)
+
+    monkeypatch.setattr(nv_api.llm.LLM, "_stream_chat", note)
+    engine.answers = [[39, 256]] * 3
+    nv("chat", "--system", "s", input="one\ntwo\n/clear\nthree\n")
+    assert seen == [["s", "one"], ["s", "one", "H", "two"], ["s", "three"]]
+
+
+def test_a_chat_that_ends_without_an_answer_fails(nv, engine):
+    engine.max_model_len = 8
+    result = nv("chat", input="a line that is too long\n")
+    assert (result.exit_code, result.stdout) == (1, "")
+
+
+def test_every_command_has_the_shared_options():
+    for command in "generate", "chat":
+        result = CliRunner().invoke(app, [command, "--help"], terminal_width=200)
+        for name in "model", "max-tokens", "temperature", "top-p", "seed", "dtype", "device":
+            assert f"--{name}" in result.stdout
 
 
 @pytest.mark.parametrize(

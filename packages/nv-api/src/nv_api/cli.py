@@ -4,10 +4,12 @@ Owns the terminal: options, what is printed where, errors as one sentence. Every
 `LLM`'s, which is imported only when a model is wanted, so that help and version are fast.
 """
 
+import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import wraps
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +24,7 @@ DEMO = "demo"
 DEMO_SENTENCE = (
     "No --model given: using the demo model, SmolLM2-135M-Instruct, which is small and often wrong."
 )
+FORGET = "/clear"
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 app = typer.Typer(
@@ -32,20 +35,68 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[
-    str | None, typer.Option(help="Folder, .gguf file or hub name.", show_default="demo")
-]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option(help="0 takes the likeliest token.", show_default="the model's; demo: 0"),
-]
-TopP = Annotated[
-    float | None, typer.Option(help="Mass of the likeliest tokens.", show_default="the model's")
-]
-Seed = Annotated[int | None, typer.Option(help="Makes the result repeatable.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options that every command has."""
+
+    model: Annotated[
+        str | None, typer.Option(help="Folder, .gguf file or hub name.", show_default="demo")
+    ] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="0 takes the likeliest token.", show_default="the model's; demo: 0"),
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Mass of the likeliest tokens.", show_default="the model's")
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Makes the result repeatable.")] = None
+    dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto"
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+
+    @contextmanager
+    def start(self, max_tokens: int) -> "Iterator[tuple[LLM, SamplingParams]]":
+        """The model, loaded, and how to sample; an error is one sentence, and the exit code 1.
+
+        The demo model is greedy unless told otherwise, and a sentence says that it is the demo;
+        others follow their own recommendation.
+        """
+        with _errors_as_sentences():
+            given = self._sampling(max_tokens)
+            if self.model is None:
+                typer.echo(DEMO_SENTENCE, err=True)
+            from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
+
+            model = DEMO if self.model is None else self.model
+            with LLM(model, dtype=self.dtype, device=self.device) as llm:
+                yield llm, replace(llm.get_default_sampling_params(), **given)
+
+    def _sampling(self, max_tokens: int) -> dict[str, Any]:
+        """The sampling parameters that were given, checked before a model is loaded."""
+        from nv_engine import SamplingParams  # noqa: PLC0415  # imports torch: seconds
+
+        named = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
+        if self.model is None and self.temperature is None:
+            named["temperature"] = 0.0
+        given: dict[str, Any] = {n: value for n, value in named.items() if value is not None}
+        SamplingParams(max_tokens=max_tokens, **given)
+        return {"max_tokens": max_tokens, **given}
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Let typer see the options of `Settings`, a command's first argument, behind its own."""
+    shared = inspect.signature(Settings).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:  # noqa: ANN401
+        settings = Settings(**{name: given.pop(name) for name in shared})
+        command(settings, **given)
+
+    _, *own = inspect.signature(command).parameters.values()
+    run.__signature__ = inspect.Signature([*own, *shared.values()])  # type: ignore[attr-defined]
+    return run
 
 
 def main() -> None:
@@ -64,25 +115,22 @@ def root(
 
 
 @app.command()
+@_with_settings
 def generate(
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT…", help="Texts to go on with.")],
+    settings: Settings,
     *,
-    model: Model = None,
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT…", help="Texts to go on with.")],
     max_tokens: MaxTokens = 64,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
 ) -> None:
     """Complete each PROMPT and print it with its completion."""
-    with _errors_as_sentences():
-        given = _given(model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        with _llm(model, dtype=dtype, device=device) as llm:
-            outputs = llm.generate(prompts, replace(llm.get_default_sampling_params(), **given))
-        completions = [output.outputs[0] for output in outputs]
-        for prompt, completion in zip(prompts, completions, strict=True):
-            typer.echo(prompt + completion.text)
+    with settings.start(max_tokens) as (llm, params):
+        completions = [output.outputs[0] for output in llm.generate(prompts, params)]
+        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), 1):
+            if len(prompts) == 1:
+                typer.echo(prompt + completion.text)
+            else:
+                typer.echo(f"--- prompt {number} of {len(prompts)} ---\n{prompt}")
+                typer.echo(f"--- completion ---\n{completion.text}\n")
         if failed := [each for each in completions if each.finish_reason == "error"]:
             raise RuntimeError(
                 f"{len(failed)} prompts failed on the device: {failed[0].stop_reason}"
@@ -90,30 +138,35 @@ def generate(
 
 
 @app.command()
+@_with_settings
 def chat(
+    settings: Settings,
     *,
-    model: Model = None,
     system: Annotated[str | None, typer.Option(help="A first message that sets the tone.")] = None,
     max_tokens: MaxTokens = 512,
-    temperature: Temperature = None,
-    top_p: TopP = None,
-    seed: Seed = None,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
 ) -> None:
-    """Chat line by line; Ctrl-C stops an answer, Ctrl-D or an empty line ends the chat."""
-    with _errors_as_sentences():
-        given = _given(model, max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-        messages = [{"role": "system", "content": system}] if system else []
-        with _llm(model, dtype=dtype, device=device) as llm:
-            params = replace(llm.get_default_sampling_params(), **given)
-            while line := _read_line():
-                messages.append({"role": "user", "content": line})
-                messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+    """Chat line by line; Ctrl-C stops an answer, /clear forgets, Ctrl-D or an empty line ends."""
+    first = [{"role": "system", "content": system}] if system else []
+    messages = first
+    with settings.start(max_tokens) as (llm, params):
+        answer: str | None = ""
+        while line := _read_line():
+            if line == FORGET:
+                messages = first
+                continue
+            asked = [*messages, {"role": "user", "content": line}]
+            answer = _answer(llm, asked, params)
+            if answer is not None:
+                messages = [*asked, {"role": "assistant", "content": answer}]
+    if answer is None:
+        raise typer.Exit(1)
 
 
-def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str:
-    """Print an answer as it comes, up to its end or Ctrl-C, and return it."""
+def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:
+    """Print an answer as it comes, up to its end or Ctrl-C, and return it.
+
+    None: the conversation cannot be answered, as it has outgrown the context; a sentence says so.
+    """
     pieces = []
     try:
         with closing(llm._stream_chat(messages, params)) as stream:
@@ -122,6 +175,10 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
                 typer.echo(piece, nl=False)
     except KeyboardInterrupt:
         typer.echo(" (stopped)", nl=False, err=True)
+    except ValueError as error:
+        typer.echo(f"nv: {_sentence(error)}", err=True)
+        typer.echo(f"nv: your last line is left out; {FORGET} forgets the conversation", err=True)
+        return None
     typer.echo()
     return "".join(pieces)
 
@@ -134,34 +191,15 @@ def _read_line() -> str:
         return ""
 
 
-def _llm(model: str | None, **options: Any) -> "LLM":  # noqa: ANN401
-    """The model, loaded; where it is the demo model, a sentence on stderr says so."""
-    from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
-
-    if model is None:
-        typer.echo(DEMO_SENTENCE, err=True)
-    return LLM(DEMO if model is None else model, **options)
-
-
-def _given(model: str | None, max_tokens: int, **options: float | None) -> dict[str, Any]:
-    """The sampling parameters that were given, checked before a model is loaded.
-
-    The demo model is greedy unless told otherwise; others follow their own recommendation.
-    """
-    from nv_engine import SamplingParams  # noqa: PLC0415  # imports torch: seconds
-
-    if model is None and options["temperature"] is None:
-        options["temperature"] = 0.0
-    given: dict[str, Any] = {n: value for n, value in options.items() if value is not None}
-    SamplingParams(max_tokens=max_tokens, **given)
-    return {"max_tokens": max_tokens, **given}
-
-
 @contextmanager
 def _errors_as_sentences() -> Iterator[None]:
     """Print an error that the user can mend as one sentence, and exit with 1."""
     try:
         yield
     except USER_ERRORS as error:
-        typer.echo(f"nv: {' '.join(str(error).split())}", err=True)
+        typer.echo(f"nv: {_sentence(error)}", err=True)
         raise typer.Exit(1) from None
+
+
+def _sentence(error: BaseException) -> str:
+    return " ".join(str(error).split())
