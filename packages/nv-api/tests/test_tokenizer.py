@@ -1,4 +1,5 @@
 import json
+import logging
 import shutil
 
 import huggingface_hub
@@ -29,6 +30,17 @@ def test_many_texts_are_encoded_as_each_alone(byte_level):
     texts = ["hello", "", "a longer text, 日本"]
     assert tokenizer.encode(texts) == [byte_level.encode(text) for text in texts]
     assert tokenizer.encode([]) == []
+
+
+def test_how_long_a_text_may_be_is_the_engines_business(monkeypatch, folder):
+    said = []
+    handler = logging.Handler()
+    handler.emit = said.append
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [handler])
+    backend = load_tokenizer(folder)
+    backend.model_max_length = 4
+    assert len(Tokenizer(backend).encode(["abcdefgh"])[0]) == 8
+    assert said == []
 
 
 @pytest.mark.parametrize("place", ["/nope", "./nope", "a/b/c", "model.gguf/"])

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import ModelConfig, resolve
@@ -16,7 +16,7 @@ from nv_models import ModelConfig, resolve
 from nv_api import options as keywords
 from nv_api.conversation import Message, Rendering, conversation_list, render
 from nv_api.outputs import RequestOutput
-from nv_api.pooling import PoolingParams
+from nv_api.pooling import PoolingMethods
 from nv_api.progress import UseTqdm
 from nv_api.prompts import (
     PromptLike,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM:
+class LLM(PoolingMethods):
     """A model that completes prompts, offline: vLLM's `LLM` and nano-vLLM's in one.
 
     Args:
@@ -188,48 +188,6 @@ class LLM:
         """Counters of the engine since it started, and its state now, by name."""
         return asdict(self._engine.metrics)
 
-    def encode(
-        self,
-        prompts: PromptLike | Sequence[PromptLike],
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        use_tqdm: UseTqdm = True,
-        lora_request: object = None,
-        pooling_task: str | None = None,
-    ) -> NoReturn:
-        """Hidden states of prompts; not built yet."""
-        _refuse_pooling("encode")
-
-    def embed(
-        self,
-        prompts: PromptLike | Sequence[PromptLike],
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: object = None,
-    ) -> NoReturn:
-        """Embeddings of prompts; not built yet."""
-        _refuse_pooling("embed")
-
-    def classify(
-        self,
-        prompts: PromptLike | Sequence[PromptLike],
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: object = None,
-    ) -> NoReturn:
-        """Class probabilities of prompts; not built yet."""
-        _refuse_pooling("classify")
-
-    def score(
-        self,
-        data_1: PromptLike | Sequence[PromptLike],
-        data_2: PromptLike | Sequence[PromptLike],
-        use_tqdm: UseTqdm = True,
-        pooling_params: PoolingParams | None = None,
-        lora_request: object = None,
-    ) -> NoReturn:
-        """Similarity of pairs of texts; not built yet."""
-        _refuse_pooling("score")
-
     def close(self) -> None:
         """Stop the engine and give its memory back; a second call is a no-op."""
         self._session.close()
@@ -300,7 +258,3 @@ def _default_params(path: Path) -> SamplingParams:
 def _refuse_lora(lora_request: object) -> None:
     if lora_request is not None:
         raise NotImplementedError("lora_request is not built yet: leave it out")
-
-
-def _refuse_pooling(method: str) -> NoReturn:
-    raise NotImplementedError(f"{method} is not built yet: this version generates text only")

@@ -1,9 +1,14 @@
-"""PoolingParams: what is made of a prompt's hidden states instead of text.
+"""Pooling: what is made of a prompt's hidden states instead of text.
 
-Owns the fields; no pooling task is built yet, so `LLM.encode` and its kin refuse them.
+Owns the names, which are vLLM's; no pooling task is built yet, so each method says that.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
+
+from nv_api.progress import UseTqdm
+from nv_api.prompts import PromptLike
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +26,57 @@ class PoolingParams:
     dimensions: int | None = None
     normalize: bool | None = None
     task: str | None = None
+
+
+class PoolingMethods:
+    """The methods of `LLM` that give no text.
+
+    Raises:
+        NotImplementedError: each of them.
+    """
+
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object = None,
+        pooling_task: str | None = None,
+    ) -> NoReturn:
+        """Hidden states of prompts; not built yet."""
+        _refuse("encode")
+
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+    ) -> NoReturn:
+        """Embeddings of prompts; not built yet."""
+        _refuse("embed")
+
+    def classify(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: object = None,
+    ) -> NoReturn:
+        """Class probabilities of prompts; not built yet."""
+        _refuse("classify")
+
+    def score(
+        self,
+        data_1: PromptLike | Sequence[PromptLike],
+        data_2: PromptLike | Sequence[PromptLike],
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: object = None,
+    ) -> NoReturn:
+        """Similarity of pairs of texts; not built yet."""
+        _refuse("score")
+
+
+def _refuse(method: str) -> NoReturn:
+    raise NotImplementedError(f"{method} is not built yet: this version generates text only")

@@ -115,7 +115,8 @@ class Tokenizer:
         """Token ids of each text; with the tokenizer's own first and last tokens if asked."""
         if not texts:
             return []
-        encoded = self.backend(list(texts), add_special_tokens=add_special_tokens)
+        # Not verbose: it would warn of texts beyond the tokenizer's idea of a model's length.
+        encoded = self.backend(list(texts), add_special_tokens=add_special_tokens, verbose=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
