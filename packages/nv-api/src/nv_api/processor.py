@@ -40,11 +40,12 @@ class Request:
         self._arrival_time = time.monotonic()
         self._first_token_time: float | None = None
         self._finished_time: float | None = None
+        self._num_running = len(completions)
 
     @property
     def finished(self) -> bool:
         """True once every completion has ended."""
-        return all(completion.finished for completion in self.completions)
+        return self._num_running == 0
 
     def update(self, update: "SequenceUpdate") -> Completion | None:
         """Give an update to its completion; return that if the update ended it."""
@@ -61,9 +62,17 @@ class Request:
             update.token_ids, update.finish_reason, update.stop_reason, update.logprobs
         ):
             return None
+        self._num_running -= 1
         if self.finished:
             self._finished_time = time.monotonic()
         return completion
+
+    def abort(self) -> None:
+        """End what has not ended with "abort"."""
+        self._num_running = 0
+        for completion in self.completions:
+            if not completion.finished:
+                completion.finish("abort")
 
     def output(self) -> RequestOutput:
         """The request as users see it: a snapshot, final once it has finished."""
@@ -150,9 +159,7 @@ class Processor:
         if request is None:
             return
         self._engine.abort(request_id)
-        for completion in request.completions:
-            if not completion.finished:
-                completion.finish("abort")
+        request.abort()
 
     def _lower(self, params: "SamplingParams") -> "SamplingParams":
         """Spell bad words in token ids: the engine reads no text.
