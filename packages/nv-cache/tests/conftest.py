@@ -1,7 +1,13 @@
+"""Makes `plain_cache` importable here."""
+
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from nv_cache import BlockManager, BlockTable
+
+sys.path.append(str(Path(__file__).parent))
 
 
 @pytest.fixture

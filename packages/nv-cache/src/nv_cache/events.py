@@ -39,8 +39,7 @@ class EventLog:
     def __init__(self, capacity: int = 65536) -> None:
         """Keep at most `capacity` events (ValueError if < 1)."""
         if capacity < 1:
-            message = f"capacity is {capacity}; it must be at least 1"
-            raise ValueError(message)
+            raise ValueError(f"capacity is {capacity}; it must be at least 1")
         self._events: deque[Event] = deque(maxlen=capacity)
         self.num_dropped = 0
         """Events that nobody drained in time; a router that sees it grow must start over."""

@@ -36,8 +36,9 @@ def pack(tokens: Sequence[int], start: int, stop: int) -> memoryview:
     try:
         packed.fromlist(part if isinstance(part, list) else list(part))
     except OverflowError:
-        message = f"token ids must lie in 0 .. 2**32 - 1; tokens[{start}:{stop}] holds one outside"
-        raise ValueError(message) from None
+        raise ValueError(
+            f"token ids must lie in 0 .. 2**32 - 1; tokens[{start}:{stop}] holds one outside"
+        ) from None
     return memoryview(packed).cast("B")
 
 

@@ -41,11 +41,9 @@ class BlockManager:
             ValueError: an argument is out of range.
         """
         if num_blocks < 1:
-            message = f"num_blocks is {num_blocks}; it must be at least 1"
-            raise ValueError(message)
+            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
         if block_size not in (16, 32) and (block_size < 64 or block_size % 64):
-            message = f"block_size is {block_size}; it must be 16, 32 or a multiple of 64"
-            raise ValueError(message)
+            raise ValueError(f"block_size is {block_size}; it must be 16, 32 or a multiple of 64")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -94,11 +92,10 @@ class BlockManager:
         if chain is None:
             chain = HashChain(self.block_size, salt)
         elif chain.block_size != self.block_size or salt not in (b"", chain.salt):
-            message = (
+            raise ValueError(
                 f"chain has block_size {chain.block_size} and salt {chain.salt!r}, asked are "
                 f"{self.block_size} and {salt!r}; keep one chain for each sequence"
             )
-            raise ValueError(message)
         table = BlockTable(chain, self._epoch)
         if self.enable_prefix_caching:
             self._match(table, tokens)
@@ -107,8 +104,7 @@ class BlockManager:
     def extend(self, table: BlockTable, n: int) -> bool:
         """Make room for `n` more tokens, or return False and change nothing."""
         if n < 0:
-            message = f"n is {n}; a table only grows, free it instead"
-            raise ValueError(message)
+            raise ValueError(f"n is {n}; a table only grows, free it instead")
         num_tokens = table.num_tokens + n
         missing = -(-num_tokens // self.block_size) - len(table.ids)
         if missing > 0:
@@ -129,19 +125,19 @@ class BlockManager:
             ValueError: `upto` is past `tokens` or the table's room, or copies are outstanding.
         """
         if upto > table.num_tokens or upto > len(tokens):
-            message = (
+            raise ValueError(
                 f"upto is {upto}; the table has room for {table.num_tokens} tokens "
                 f"and {len(tokens)} are given"
             )
-            raise ValueError(message)
         upto -= upto % PART
         if upto <= table.num_published or table.epoch != self._epoch:
             return
         if not self.enable_prefix_caching:
             return
         if table.copies:
-            message = f"{table.copies} are outstanding; queue them and call copied(table) first"
-            raise ValueError(message)
+            raise ValueError(
+                f"{table.copies} are outstanding; queue them and call copied(table) first"
+            )
         table.chain.extend(tokens, upto // self.block_size)
         for index in range(table.num_published // self.block_size, -(-upto // self.block_size)):
             name = self._index.add(table.ids[index], table.chain, index, tokens, upto)
@@ -172,11 +168,13 @@ class BlockManager:
         """
         num_tokens = table.num_tokens if num_tokens is None else num_tokens
         if not 0 <= num_tokens <= table.num_tokens:
-            message = f"num_tokens is {num_tokens}; the table has room for {table.num_tokens}"
-            raise ValueError(message)
+            raise ValueError(
+                f"num_tokens is {num_tokens}; the table has room for {table.num_tokens}"
+            )
         if table.copies:
-            message = f"{table.copies} are outstanding; queue them and call copied(table) first"
-            raise ValueError(message)
+            raise ValueError(
+                f"{table.copies} are outstanding; queue them and call copied(table) first"
+            )
         num_full, rest = divmod(num_tokens, self.block_size)
         if rest and not self._pool.num_free:
             return None
