@@ -123,8 +123,7 @@ class LLM(PoolingMethods):
             chat_template_kwargs: more for the template, such as `{"enable_thinking": False}`.
 
         Raises:
-            ValueError: no chat template, one that does not take the conversation, a message
-                without a role or content, or as in `generate`.
+            ValueError: a message without role or content, no template for it, or as in `generate`.
             TypeError: something that is no conversation.
         """
         _refuse_lora(lora_request)

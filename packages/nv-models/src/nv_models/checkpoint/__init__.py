@@ -12,8 +12,8 @@ import torch
 class Checkpoint(Protocol):
     """Named tensors in files, read a slice at a time.
 
-    `broken` lists what is wrong with the files
-    themselves, one sentence each; `incomplete` says that one of them is not there at all.
+    `broken` lists what is wrong with the files themselves, one sentence each; `incomplete` says
+    that one of them is not there at all.
     """
 
     broken: list[str]
