@@ -1,4 +1,6 @@
 import math
+import pickle
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -117,3 +119,44 @@ def test_bad_words_as_ids_are_token_ids(words: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="bad_words_token_ids"):
         SamplingParams(bad_words_token_ids=words)
     assert SamplingParams(bad_words_token_ids=[[3], (4, 5)]).bad_words is None
+
+
+def test_fields_may_be_set_and_are_checked_when_a_request_is_made() -> None:
+    params = SamplingParams()
+    params.temperature, params.max_tokens = 0.2, 5
+    assert params == SamplingParams(temperature=0.2, max_tokens=5)
+    params.top_p = 7
+    with pytest.raises(ValueError, match="top_p is 7"):
+        params.check()
+    with pytest.raises(ValueError, match="top_p is 7"):
+        params.frozen()
+
+
+def test_a_clone_shares_nothing() -> None:
+    params = SamplingParams(stop_token_ids=[3], logit_bias={4: 1.0})
+    twin = params.clone()
+    assert twin == params
+    twin.stop_token_ids.append(5)
+    twin.logit_bias[6] = 2.0
+    twin.seed = 1
+    assert params == SamplingParams(stop_token_ids=[3], logit_bias={4: 1.0})
+
+
+def test_a_requests_own_copy_stays_as_it_is() -> None:
+    params = SamplingParams(stop_token_ids=[3])
+    frozen = params.frozen()
+    assert frozen == params
+    assert frozen.frozen() is frozen
+    params.stop_token_ids.append(4)
+    params.seed = 9
+    assert (frozen.stop_token_ids, frozen.seed) == ([3], None)
+    with pytest.raises(FrozenInstanceError, match="seed cannot be set"):
+        frozen.seed = 1
+    sent = pickle.loads(pickle.dumps(frozen))  # to another rank
+    assert sent == frozen
+    with pytest.raises(FrozenInstanceError):
+        sent.seed = 1
+    thawed = frozen.clone()
+    thawed.seed = 1
+    assert (thawed.seed, frozen.seed) == (1, None)
+    assert replace(frozen, seed=2).seed == 2
