@@ -7,6 +7,7 @@ import torch
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
+from nv_engine.scheduling.sequence import Sequence, draw_key
 from transformers import AutoModelForCausalLM
 
 
@@ -48,6 +49,29 @@ def test_greedy_tokens_equal_transformers(checkpoint, greedy, options):
     got, metrics = run(checkpoint, prompts, params, **options)
     assert got == [greedy(prompt, 24) for prompt in prompts]
     assert (metrics.num_preemptions > 0) == ("num_kvcache_blocks" in options)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 45])
+def test_n_completions_are_n_requests_with_the_derived_keys(checkpoint, length):
+    """Sharing the prompt's blocks changes nothing: each against one that computes it alone."""
+    prompt = [(3 * position) % 300 + 5 for position in range(length)]
+    params = SamplingParams(seed=7, max_tokens=20, ignore_eos=True, n=4)
+    settings = {"device": "cpu", "kvcache_block_size": 16, "enable_prefix_caching": False}
+    config = EngineConfig(model=str(checkpoint), max_model_len=256, max_num_seqs=8, **settings)
+    engine = Engine(config)
+    request_id = engine.add(prompt, params)
+    for index in range(4):  # requests of their own
+        sequence = Sequence(100 + index, 0, prompt, params, seed=draw_key(7, index))
+        engine._scheduler.add(sequence)
+    tokens = {}
+    while engine.has_unfinished:
+        for update in engine.step().updates:
+            tokens.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+    shared = [tokens[request_id, index] for index in range(4)]
+    assert shared == [tokens[100 + index, 0] for index in range(4)]
+    assert len(set(map(tuple, shared))) == 4
+    assert engine.metrics.num_prefill_tokens == (length + 3) + 4 * length
+    engine.close()
 
 
 def test_n33_a_seeded_draw_depends_on_nobody(checkpoint):
