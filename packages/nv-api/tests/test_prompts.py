@@ -48,6 +48,8 @@ def test_every_spelling(prompts, expected):
         ([[1, 2.5]], TypeError, r"holds 2\.5"),
         ([[True]], TypeError, "holds True"),
         ({}, ValueError, "without 'prompt'"),
+        ({"prompt": 5}, TypeError, "the prompt has 5 as its 'prompt': it must be a str"),
+        ({"prompt": 5, "prompt_token_ids": [1]}, TypeError, "has 5 as its 'prompt'"),
         ({"text": "a"}, ValueError, "unknown key 'text'"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, NotImplementedError, "multi_modal"),
         (b"a", TypeError, "bytes"),

@@ -2,10 +2,9 @@ import json
 import logging
 import shutil
 
-import huggingface_hub
 import pytest
 from nv_api.tokenizer import Tokenizer, load_tokenizer
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
 def test_a_folder_without_tokenizer_files_says_what_to_do(tmp_path):
@@ -49,11 +48,14 @@ def test_a_place_that_is_not_there(place):
         load_tokenizer(place)
 
 
-def test_a_hub_name_out_of_reach(monkeypatch, tmp_path):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="tokenizer nobody/nothing is not to be had"):
-        load_tokenizer("nobody/nothing")
+def test_a_hub_name_out_of_reach(monkeypatch):
+    def unreachable(name, **options):
+        raise OSError("no connection")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
+    for name in "nobody/nothing", "gpt2":
+        with pytest.raises(FileNotFoundError, match=rf"{name} is not to be had \(no connection\)"):
+            load_tokenizer(name)
 
 
 @pytest.fixture

@@ -128,9 +128,11 @@ def _from_dict(prompt: Mapping[str, Any], name: str) -> Prompt:
         if key not in KEYS + UNBUILT_KEYS:
             raise ValueError(f"{name} has an unknown key {key!r}: it may have {' and '.join(KEYS)}")
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if not isinstance(text, str | None):
+        raise TypeError(f"{name} has {text!r} as its 'prompt': it must be a str")
     if ids is not None:
         return Prompt(text, _token_ids(ids, name))
-    if not isinstance(text, str):
+    if text is None:
         raise ValueError(
             f"{name} is a dict without 'prompt' or 'prompt_token_ids': give one of them"
         )
