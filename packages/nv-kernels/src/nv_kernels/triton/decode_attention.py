@@ -111,9 +111,9 @@ def decode_attention_kernel(
     row = tl.maximum(item, 0) // NUM_KV_HEADS
     head = tl.maximum(item, 0) % NUM_KV_HEADS
     end_tile = first_tile + num_tiles
-    seen = tl.where(item < 0, 0, length)  # tokens that the loop covers; a spare record's is stale
-    if FUSED:
-        seen = tl.maximum(seen - 1, 0)
+    seen = length  # tokens that the loop covers
+    if FUSED:  # a spare record's length is stale
+        seen = tl.maximum(tl.where(item < 0, 0, length) - 1, 0)
         end_tile = tl.minimum(end_tile, tl.cdiv(seen, TILE))
     table = block_tables_ptr + row.to(tl.int64) * table_stride
     token = tl.arange(0, TILE)
@@ -132,9 +132,6 @@ def decode_attention_kernel(
         k_weight, k_partner_weight = load_weights(k_weight_ptr, NORM, HEAD_DIM, DIM)
         slot = tl.load(slots_ptr + row).to(tl.int64)
     offsets = (token * KV_TOKEN)[:, None] + lane[None, :] + head * KV_HEAD
-    if PAGE < TILE:
-        position = first_tile * TILE + token
-        blocks = tl.load(table + position // PAGE, mask=position < seen, other=0)
     if EARLY:
         early_valid = token < seen - first_tile * TILE
         loaded = early_valid[:, None] & (lane < WIDTH)[None, :]
@@ -146,11 +143,11 @@ def decode_attention_kernel(
             ahead = tl.maximum(tl.minimum(first_tile + 2, end_tile - 1), 0)
             next_block = tl.load(table + (ahead * TILE) // PAGE, mask=num_tiles > 0, other=0)
         else:
+            position = first_tile * TILE + token
+            blocks = tl.load(table + position // PAGE, mask=position < seen, other=0)
             base = blocks.to(tl.int64) * KV_BLOCK + ((token % PAGE) * KV_TOKEN + head * KV_HEAD)
             early_k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
             early_v = tl.load(v_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
-            position = (first_tile + 1) * TILE + token
-            blocks = tl.load(table + position // PAGE, mask=position < seen, other=0)
         first_tile += 1
     wait_for_previous(PDL)
     if item < 0:
@@ -223,6 +220,9 @@ def decode_attention_kernel(
             acc1 = tl.dot(p.to(tl.float16), odd_fp8(early_v), acc1 * fade)
         else:
             acc0 = tl.dot(p.to(early_v.dtype), early_v, acc0 * fade)
+    if PAGE < TILE:
+        position = first_tile * TILE + token
+        blocks = tl.load(table + position // PAGE, mask=position < seen, other=0)
     for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
         valid = token < seen - tile * TILE
         # Masked loads, not only masked scores: 820 tokens are 1.5 % less than 13 tiles of 64.
