@@ -40,7 +40,8 @@ def completions(*engines, params=GREEDY, prompts=PROMPTS):
 @pytest.fixture(scope="module")
 def one_rank(checkpoint):
     engine = Engine(config_of(checkpoint))
-    yield {params: completions(engine, params=params)[0] for params in (GREEDY, DRAWN)}
+    runs = {"greedy": GREEDY, "drawn": DRAWN}
+    yield {name: completions(engine, params=params)[0] for name, params in runs.items()}
     engine.close()
 
 
@@ -52,8 +53,8 @@ def test_n46_two_ranks_with_less_memory_on_one(checkpoint, one_rank, tmp_path):
     executor = ProcessExecutor(config, partial(rank_workers.record, str(tmp_path), memory))
     engine = Engine(config, executor)
     assert engine.facts.num_blocks == 38
-    for params in (GREEDY, DRAWN):
-        assert completions(engine, params=params) == [one_rank[params]]
+    assert completions(engine) == [one_rank["greedy"]]
+    assert completions(engine, params=DRAWN) == [one_rank["drawn"]]
     for prompt in ([5, 320], [5, -1]):
         with pytest.raises(ValueError, match=r"token id (320|-1)"):
             engine.add(prompt, GREEDY)  # N13
@@ -72,7 +73,7 @@ def test_n46_two_ranks_with_less_memory_on_one(checkpoint, one_rank, tmp_path):
 def test_four_ranks_then_one_less(checkpoint, one_rank):
     """Two KV heads on four ranks: each has two holders. Then a rank is killed."""
     engine = Engine(config_of(checkpoint, tensor_parallel_size=4))
-    assert completions(engine) == [one_rank[GREEDY]]
+    assert completions(engine) == [one_rank["greedy"]]
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
     engine.step()
     engine.step()
@@ -94,9 +95,9 @@ def test_four_ranks_then_one_less(checkpoint, one_rank):
 @pytest.mark.usefixtures("no_orphans")
 def test_two_engines_at_once(checkpoint, one_rank):
     engines = [Engine(config_of(checkpoint, tensor_parallel_size=2)) for _ in range(2)]
-    assert completions(*engines) == [one_rank[GREEDY]] * 2
+    assert completions(*engines) == [one_rank["greedy"]] * 2
     engines[0].close()
-    assert completions(engines[1]) == [one_rank[GREEDY]]
+    assert completions(engines[1]) == [one_rank["greedy"]]
     engines[1].close()
 
 
@@ -116,7 +117,7 @@ def test_ctrl_c_in_the_middle_of_a_step(checkpoint, one_rank):
         for update in output.updates:
             tokens[update.request_id] += update.token_ids
     assert num_interrupts == 2
-    assert list(tokens.values()) == one_rank[GREEDY]
+    assert list(tokens.values()) == one_rank["greedy"]
     engine.close()
 
 
