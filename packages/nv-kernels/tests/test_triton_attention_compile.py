@@ -5,8 +5,6 @@ import torch
 import triton
 from ahead_of_time import assert_fits, compile_for
 from interpreter import INTERPRETING
-from nv_kernels.attention.triton_decode import Projected, Rotated, launch_options
-from nv_kernels.kv import KVLayout
 from nv_kernels.metadata import AttentionShape
 from nv_kernels.triton import settings
 from nv_kernels.triton.copy_blocks import copy_blocks_kernel
@@ -73,52 +71,25 @@ def attention_types(fp8):
     }  # fmt: skip
 
 
-def decode_arguments(shape, fp8, fused):
-    """What a launch adds for rotated queries, or for a projection of two partials."""
-    width = (shape.num_q_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
-    layout = KVLayout(1, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "NHD")
-    kv = layout.allocate("meta")
-    if not fused:
-        q = torch.empty(8, shape.num_q_heads, shape.head_dim, dtype=shape.dtype, device="meta")
-        found = Rotated(q).arguments(kv)
-    else:
-        qkv, weight = torch.empty(2, 8, width, device="meta"), torch.empty(0, device="meta")
-        found = Projected(qkv, weight, weight, 1e-6, weight, weight).arguments(kv)
-    types = {"plane": "i32", "eps": "fp32", "k_inverse_scale": "fp32", "v_inverse_scale": "fp32"}
-    types |= {"q_ptr": "*fp32" if fused else "*bf16", "cos_sin_ptr": "*fp32", "slots_ptr": "*i64"}
-    types |= {"q_weight_ptr": "*bf16", "k_weight_ptr": "*bf16"}
-    return types, {name: value for name, value in found.items() if name.isupper()}
-
-
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 64, 512])
 @pytest.mark.parametrize(("head_dim", "group", "block_size", "fp8", "capability"), CASES)
-def test_decode(head_dim, group, block_size, fp8, capability, rows, fused, monkeypatch):
+def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch):
     if rows != 512 and (head_dim, capability) != (128, 90):
         pytest.skip("one setting is enough there")
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
-    shape = shape_of(head_dim, group, block_size)
-    chosen = settings.decode_settings(shape, rows)
+    chosen = settings.decode_settings(shape_of(head_dim, group, block_size), rows)
     types = attention_types(fp8) | {"partials_ptr": "*fp32", "sums_ptr": "*fp32"}
-    types |= {"counters_ptr": "*i32"}
-    more, arguments = decode_arguments(shape, fp8, fused)
-    constants = (
-        strides(head_dim, group, block_size, fp8)
-        | arguments
-        | {
-            "NUM_KV_HEADS": KV_HEADS,
-            "TILE": chosen.tile,
-            "STAGES": chosen.stages,
-            "MERGE": chosen.merge,
-            "PREFETCH": chosen.prefetch,
-        }
-    )
+    constants = strides(head_dim, group, block_size, fp8) | {
+        "NUM_KV_HEADS": KV_HEADS,
+        "TILE": chosen.tile,
+        "STAGES": chosen.stages,
+        "MERGE": chosen.merge,
+        "PREFETCH": chosen.prefetch,
+    }
     kernel = compiled(
-        decode_attention_kernel, types | more, constants, capability,
-        **launch_options(shape, chosen, fp8=fp8, fused=fused),
+        decode_attention_kernel, types | {"counters_ptr": "*i32"}, constants, capability,
+        num_warps=chosen.warps, num_stages=chosen.stages,
     )  # fmt: skip
-    print(kernel.registers, "registers,", kernel.stack + kernel.local, "bytes spilled")
     assert_fits(kernel, capability)
     # Triton pipelines the loop, or silently does not: then there is one buffer less.
     width = 2 * (triton.next_power_of_2(head_dim) // (2 if fp8 else 1))

@@ -1,11 +1,10 @@
 """Attention over paged keys and values with our Triton kernels: the `triton` backend.
 
-Owns what is launched for a step. Never reads a length on the host: grids follow from
+Owns the launches of both attention kernels. Never reads a length on the host: grids follow from
 host bounds, so every launch can be captured in a CUDA graph.
 
 Rows that decode go through the split kernel, chunk rows through the varlen kernel; both write
-their rows of one output. A step of decode rows alone may come as the projection left it. Query
-rows of no sequence, and of one with context_len 0, get zeros.
+their rows of one output. Query rows of no sequence, and of one with context_len 0, get zeros.
 """
 
 from __future__ import annotations
@@ -18,24 +17,20 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from nv_kernels.attention.triton_decode import (
-    LOG2_E,
-    PAIR_SCALE,
-    Projected,
-    Rotated,
-    launch_decode,
-    loaded,
-)
 from nv_kernels.attention.triton_plan import Buffers, TritonPlan, plan_decode, plan_prefill
 from nv_kernels.kv import KVLayout
 from nv_kernels.triton import settings
+from nv_kernels.triton.decode_attention import decode_attention_kernel
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.prefill_attention import prefill_attention_kernel
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.triton_plan import PrefillPlan
+    from nv_kernels.attention.triton_plan import DecodePlan, PrefillPlan
     from nv_kernels.kv import KVCache, Order
     from nv_kernels.metadata import AttentionMetadata, AttentionShape
+
+LOG2_E = math.log2(math.e)
+PAIR_SCALE = 256.0  # the 2**8 that the kernels' reading of e4m3 leaves out
 
 
 @dataclass(frozen=True)
@@ -118,54 +113,58 @@ class TritonAttention:
         assert kv.k.stride(3) == q.stride(2) == 1
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.decode is not None:
-            launch_decode(self.shape, Rotated(q), kv, metadata, plan.decode, scale=scale, out=out)
+            self._decode(q, kv, metadata, plan.decode, scale=scale, out=out)
         if plan.prefill is not None:
             self._prefill(q, kv, metadata, plan.prefill, scale=scale, out=out)
         elif q.shape[0] > metadata.num_decodes:
             out[metadata.num_decodes :].zero_()
         return out
 
-    def attend_decode(  # noqa: PLR0917  the projection's own order
+    def _decode(
         self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        eps: float,
-        cos_sin: torch.Tensor,
+        q: torch.Tensor,
         kv: KVCache,
-        slot_mapping: torch.Tensor,
         metadata: AttentionMetadata,
-        plan: TritonPlan,
+        plan: DecodePlan,
+        *,
         scale: float,
-    ) -> torch.Tensor:
-        """Norm, rotate, store and attend in one launch; see `FusedDecode`.
-
-        Args:
-            qkv: [S, (Hq + 2 Hkv) D], or [P, S, (Hq + 2 Hkv) D] partials, summed in fp32 in order.
-            q_weight: [D], or None: no norm.
-            k_weight: [D], None where q_weight is.
-            eps: of both norms.
-            cos_sin: [max_position, D] fp32, cosines then sines.
-            kv: the layer's cache; k and v strided alike.
-            slot_mapping: [S]; written at least two kernels ahead, as block tables are.
-            metadata: the step's, of decode rows alone.
-            plan: what `plan` made of this metadata.
-            scale: multiplies q.k; positive.
-
-        Returns:
-            [S, Hq, D] in the shape's dtype.
-        """
-        assert (q_weight is None) == (k_weight is None), "both are normed or neither"
-        assert kv.k.stride() == kv.v.stride()
-        assert kv.k.stride(3) == qkv.stride(-1) == 1
-        assert metadata.num_decodes == qkv.shape[-2] == metadata.context_lens.shape[0]
+        out: torch.Tensor,
+    ) -> None:
+        k, v, fp8 = _loaded(kv)
+        unit = PAIR_SCALE if fp8 else 1.0
         shape = self.shape
-        size = (qkv.shape[-2], shape.num_q_heads, shape.head_dim)
-        out = torch.empty(size, dtype=shape.dtype, device=qkv.device)
-        if plan.decode is not None:
-            x = Projected(qkv, q_weight, k_weight, eps, cos_sin, slot_mapping)
-            launch_decode(shape, x, kv, metadata, plan.decode, scale=scale, out=out)
-        return out
+        decode_attention_kernel[(plan.num_pieces,)](
+            q,
+            k,
+            v,
+            metadata.block_tables,
+            out,
+            plan.partials,
+            plan.sums,
+            plan.counters,
+            plan.records,
+            metadata.block_tables.stride(0),
+            scale * LOG2_E * kv.k_scale * unit,
+            kv.v_scale * unit,
+            NUM_KV_HEADS=shape.num_kv_heads,
+            GROUP=self.group,
+            HEAD_DIM=shape.head_dim,
+            DIM=triton.next_power_of_2(shape.head_dim),
+            PAGE=shape.block_size,
+            TILE=plan.settings.tile,
+            Q_TOKEN=q.stride(0),
+            Q_HEAD=q.stride(1),
+            KV_BLOCK=k.stride(0),
+            KV_TOKEN=k.stride(1),
+            KV_HEAD=k.stride(2),
+            FP8=fp8,
+            STAGES=plan.settings.stages,
+            MERGE=plan.settings.merge,
+            PREFETCH=plan.settings.prefetch,
+            num_warps=plan.settings.warps,
+            num_stages=plan.settings.stages,
+            **dependent_launch(metadata.context_lens),
+        )
 
     def _prefill(
         self,
@@ -182,7 +181,7 @@ class TritonAttention:
         num_tokens = q.shape[0]
         num_tiles = triton.cdiv(num_tokens - metadata.num_decodes, tokens) + plan.num_rows
         grid = (num_tiles, shape.num_kv_heads)
-        k, v, fp8 = loaded(kv)
+        k, v, fp8 = _loaded(kv)
         unit = PAIR_SCALE if fp8 else 1.0
         rest = (
             metadata.block_tables,
@@ -223,3 +222,10 @@ class TritonAttention:
             num_stages=chosen.stages,
             **dependent_launch(q),
         )
+
+
+def _loaded(kv: KVCache) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Give the cache as the kernels load it (fp8 as int16 pairs), and whether it is fp8."""
+    if kv.k.dtype == torch.float8_e4m3fn:
+        return kv.k.view(torch.int16), kv.v.view(torch.int16), True
+    return kv.k, kv.v, False

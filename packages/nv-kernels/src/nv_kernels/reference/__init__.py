@@ -5,7 +5,6 @@ Owns the meaning of each op, rounding points included. Never looks at the device
 
 from nv_kernels.reference.activation import silu_and_mul
 from nv_kernels.reference.attention import attention
-from nv_kernels.reference.decode import attend_decode
 from nv_kernels.reference.kv import copy_blocks, store_kv
 from nv_kernels.reference.linear import embedding, linear, pack_weight
 from nv_kernels.reference.norm import add_rms_norm, rms_norm
@@ -16,7 +15,6 @@ from nv_kernels.reference.sampling import sample
 __all__ = [
     "add_rms_norm",
     "apply_rope",
-    "attend_decode",
     "attention",
     "copy_blocks",
     "decode_rows",

@@ -1,7 +1,6 @@
 """Grouped-query attention over a paged KV cache.
 
-Owns: the projections' weights, and what lies between them: write K and V, attend; one launch
-where every row decodes and the backend offers it.
+Owns: the projections' weights, and the two steps between them: write K and V, attend.
 Never: chooses a backend or a block; both come with the context.
 """
 
@@ -54,17 +53,16 @@ class Attention(nn.Module):
         self, qkv: torch.Tensor, cos_sin: torch.Tensor, kv: nk.KVCache, context: ForwardContext
     ) -> torch.Tensor:
         """Qkv [T, (Hq + 2 Hkv) D] -> [T, Hq D]; this step's K and V are in `kv` afterwards."""
-        backend, attention = context.backend, context.attention
-        q_weight = self.q_norm.weight if self.q_norm else None
-        k_weight = self.k_norm.weight if self.k_norm else None
-        only_decodes = attention.num_decodes == attention.context_lens.shape[0] == qkv.shape[-2]
-        if only_decodes and isinstance(backend, nk.FusedDecode):
-            return backend.attend_decode(
-                qkv, q_weight, k_weight, self.eps, cos_sin, kv, context.slot_mapping,
-                attention, context.plan, self.scale,
-            ).flatten(1)  # fmt: skip
         q = nk.qk_norm_rope_store(
-            qkv, q_weight, k_weight, self.eps, context.positions, cos_sin, kv,
-            context.slot_mapping, self.num_q_heads,
-        )  # fmt: skip
-        return backend.attend(q, kv, attention, context.plan, self.scale).flatten(1)
+            qkv,
+            self.q_norm.weight if self.q_norm else None,
+            self.k_norm.weight if self.k_norm else None,
+            self.eps,
+            context.positions,
+            cos_sin,
+            kv,
+            context.slot_mapping,
+            self.num_q_heads,
+        )  # [T, Hq, D]
+        out = context.backend.attend(q, kv, context.attention, context.plan, self.scale)
+        return out.flatten(1)
