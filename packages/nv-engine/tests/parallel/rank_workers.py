@@ -102,3 +102,16 @@ class FailAtFive(Echo):
 
 def fail_at_five(config, parallel):
     return FailAtFive(config, parallel)
+
+
+class Sleepy(Echo):
+    """Sleeps on rank 1, for as many tenths of a second as the batch's token says."""
+
+    def run(self, batch):
+        if self.parallel.rank == 1:
+            time.sleep(batch.chunks[0].token_ids[0] / 10)
+        return super().run(batch)
+
+
+def sleep(config, parallel):
+    return Sleepy(config, parallel)

@@ -13,6 +13,7 @@ import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Batch, Chunk
 from nv_engine.executor.process import ProcessExecutor
+from nv_engine.executor.ranked import Patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_orphans")]
 
@@ -44,6 +45,27 @@ def test_n47_a_thousand_steps_in_order_a_large_one_and_a_killed_rank(config):
     with pytest.raises(RuntimeError, match=r"rank 1 of 2 .*killed by SIGKILL"):
         executor.submit(batch_of((9,)))
     executor.close()
+    executor.close()
+
+
+def test_a_rank_that_lives_and_does_not_answer_is_given_up(config):
+    executor = ProcessExecutor(config, rank_workers.Echo, Patience(silence=1.5))
+    executor.submit(batch_of((1,))).result()
+    os.kill(executor.process_ids[0], signal.SIGSTOP)
+    step = executor.submit(batch_of((2,)))
+    with pytest.raises(
+        RuntimeError, match=r"rank 1 of 2 \(process \d+\) has not answered for 1.5 s"
+    ):
+        step.result()
+    executor.close()
+
+
+def test_a_slow_step_is_waited_for_and_an_endless_one_is_not(config):
+    executor = ProcessExecutor(config, rank_workers.sleep, Patience(silence=1.5, step=5))
+    assert executor.submit(batch_of((20,))).result().token_ids == [[20, 20]]
+    message = r"(?s)a step has not ended for 5 s.*steps run by rank 1 of 2 \(process \d+\): 1\n"
+    with pytest.raises(RuntimeError, match=message):
+        executor.submit(batch_of((1000,))).result()
     executor.close()
 
 

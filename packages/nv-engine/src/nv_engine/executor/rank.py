@@ -1,31 +1,32 @@
-"""A spawned rank: the process that holds one shard and repeats every step of rank 0.
+"""A rank: what a process that holds one shard does from its first step to its last.
 
-Owns what such a process does from its first line to its last. Never decides anything: it reads
-batches from its pipe and says when it is up, when it is ready, and why it failed.
+Owns that process's side of the connection: batches in, reports out. Never decides anything, and
+does not know who started it.
 """
 
-import os
 import pickle
-import signal
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from nv_models import TensorParallel
-from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import Store
 
+from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
 from nv_engine.device import distributed
 from nv_engine.device.worker import choose_device
-from nv_engine.executor.base import RankWorker
+from nv_engine.executor.base import ModelFacts, RankPending, RankWorker, facts_of
 
-PARENT_CHECK_SECONDS = 0.5
+PING = b""
+"""The message that asks a rank for a sign of life; any other is a batch."""
 MakeWorker = Callable[[EngineConfig, TensorParallel], RankWorker]
 
 
@@ -35,64 +36,123 @@ class RankSpec(NamedTuple):
     config: EngineConfig
     rank: int
     size: int
-    port: int
+    store: tuple[str, int]
+    """Address and port of rank 0's store."""
     num_threads: int
     make_worker: MakeWorker
+    host: str = distributed.LOOPBACK
+    """This rank's machine, as the other ranks reach it."""
+    answers: bool = False
+    """True if this rank's results are wanted (every rank draws the same tokens)."""
 
 
 class Report(NamedTuple):
-    """What a rank tells its parent."""
+    """What a rank tells whoever started it."""
 
-    stage: Literal["up", "ready", "failed"]
+    stage: Literal["up", "ready", "alive", "result", "failed"]
     text: str = ""
     """Of a failure: the traceback."""
     time: float = 0.0
-    """Of a failure: on the clock that all processes of a host share."""
+    """Of a failure: seconds since the epoch, which the hosts of a cluster agree on roughly."""
+    error: BaseException | None = None
+    """Of a failure: the exception, if it can travel."""
+    facts: ModelFacts | None = None
+    """When ready."""
+    num_steps: int = 0
+    """Of a sign of life: steps that it has run."""
+    result: StepResult | None = None
 
 
-def start_worker(spec: RankSpec, store: Store) -> RankWorker:
-    """Join the group and load this rank's shard, on the thread that will run it."""
-    torch.set_num_threads(spec.num_threads)  # of this thread's products
-    device = choose_device(spec.config.device, spec.rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    group = distributed.join(store, spec.rank, spec.size, device)
-    return spec.make_worker(spec.config, TensorParallel(spec.rank, spec.size, group))
+class Member:
+    """One rank's place in the group, and its worker. One thread builds and runs it."""
+
+    def __init__(self, spec: RankSpec, store: Store | None = None) -> None:
+        """Nothing happens yet; `store` is rank 0's own."""
+        self._spec, self._store = spec, store
+        self._group: dist.ProcessGroup | None = None
+        self._device = choose_device(spec.config.device, spec.rank)
+
+    def build(self) -> RankWorker:
+        """Join the group and load this rank's shard, on the thread that will run it."""
+        spec = self._spec
+        torch.set_num_threads(spec.num_threads)  # of this thread's products
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        store = self._store or distributed.find_store(*spec.store)
+        group = distributed.join(store, spec.rank, spec.size, self._device, spec.host)
+        self._group = group
+        return spec.make_worker(spec.config, TensorParallel(spec.rank, spec.size, group))
+
+    def abort(self) -> None:
+        """Leave the group, and let nothing wait in it any more; any thread may call it."""
+        group, self._group = self._group, None
+        if group is not None:
+            distributed.abort(group, self._device)
 
 
-def main() -> None:
-    """Run a rank: the arguments are its pipe's file number and its parent's process id."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
-    connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def serve(connection: Connection, spec: RankSpec, store: Store | None = None) -> None:
+    """Run a rank until the other end closes; an error is reported, then raised."""
+    served = _Served(connection)
     try:
-        _serve(connection)
-    except BaseException:
-        _report(connection, Report("failed", traceback.format_exc(), time.monotonic()))
-        os._exit(1)
-    os._exit(0)  # at once: nothing here outlives the process, and taking torch down takes a second
+        served.run(Member(spec, store), spec.answers)
+    except BaseException as error:
+        served.report_failure(error)
+        raise
 
 
-def _serve(connection: Connection) -> None:
-    spec: RankSpec = pickle.loads(connection.recv_bytes())
-    _report(connection, Report("up"))
-    worker = start_worker(spec, distributed.find_store(spec.port))
-    _report(connection, Report("ready"))
-    while True:
+class _Served:
+    """The threads of a rank: one reads, one runs steps, one (where asked) waits for results."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_sending = threading.Lock()
+        self._messages: SimpleQueue[bytes | BaseException | None] = SimpleQueue()
+        self._results: SimpleQueue[RankPending] = SimpleQueue()
+        self._num_steps = 0
+
+    def run(self, member: Member, answers: bool) -> None:
+        self._report(Report("up"))
+        threading.Thread(target=self._read, daemon=True).start()
+        worker = member.build()
+        self._report(Report("ready", facts=facts_of(worker)))
+        if answers:
+            threading.Thread(target=self._answer, daemon=True).start()
+        while (message := self._messages.get()) is not None:
+            if isinstance(message, BaseException):
+                raise message
+            batch: Batch = pickle.loads(message)
+            pending = worker.run(batch)
+            self._num_steps += 1
+            if answers:
+                self._results.put(pending)
+
+    def report_failure(self, error: BaseException) -> None:
         try:
-            message = connection.recv_bytes()
-        except (EOFError, ConnectionResetError):
-            return  # the parent closed its end: no more steps
-        worker.run(pickle.loads(message))
+            pickle.loads(pickle.dumps(error))
+            travels: BaseException | None = error
+        except (pickle.PicklingError, TypeError, AttributeError):
+            travels = None
+        text = "".join(traceback.format_exception(error))
+        self._report(Report("failed", text, time.time(), travels))
 
+    def _read(self) -> None:
+        """Take messages off the connection as they come, also while a step runs."""
+        with suppress(EOFError, OSError):  # the other end closed: no more steps
+            while True:
+                message = self._connection.recv_bytes()
+                if message == PING:
+                    self._report(Report("alive", num_steps=self._num_steps))
+                else:
+                    self._messages.put(message)
+        self._messages.put(None)
 
-def _report(connection: Connection, report: Report) -> None:
-    with suppress(OSError):  # nobody may be left to read it
-        connection.send(report)
+    def _answer(self) -> None:
+        try:
+            while True:
+                self._report(Report("result", result=self._results.get().result()))
+        except BaseException as error:  # the thread that runs the steps raises it
+            self._messages.put(error)
 
-
-def _end_with(parent: int) -> None:
-    """End this process when its parent is gone, whatever it waits for."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_SECONDS)
-    os._exit(1)
+    def _report(self, report: Report) -> None:
+        with suppress(OSError), self._is_sending:  # nobody may be left to read it
+            self._connection.send(report)

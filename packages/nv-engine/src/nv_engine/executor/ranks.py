@@ -1,94 +1,107 @@
-"""Ranks 1 and up, as the process that spawned them sees them.
+"""Ranks: the processes of an engine, as the process that started them sees them.
 
-Owns the processes and their pipes: start, messages out, signs of life, the end. Never looks into a
-message, and knows nothing of rank 0.
+Owns their connections: messages out, reports and signs of life in, and what a failure is called.
+Never looks into a message, and does not know how a rank was started.
 """
 
-import os
-import pickle
 import select
-import signal
-import subprocess
-import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing import Pipe
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Protocol
 
-from nv_engine.executor.rank import RankSpec, Report
+from nv_engine.executor.rank import PING, Report
+
+if TYPE_CHECKING:
+    from nv_engine.batch import StepResult
+    from nv_engine.executor.base import ModelFacts
 
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 1.0
 """After the first sign of a failure: for the other ranks to say what they know of it."""
-ENTRY = "from nv_engine.executor.rank import main; main()"
+
+
+class Handle(Protocol):
+    """A started rank."""
+
+    number: int
+    connection: Connection
+
+    @property
+    def process_id(self) -> int:
+        """Of its process, on its own machine."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for a message: "process 12"."""
+        ...
+
+    def kill(self) -> None:
+        """End it now; nothing happens to one that has ended."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Give it time to end by itself, once its connection is closed."""
+        ...
+
+    def bury(self) -> None:
+        """After `kill`: wait until it is gone."""
+        ...
+
+    def ending(self) -> str:
+        """How one that closed its connection ended: "exit code 3"."""
+        ...
 
 
 @dataclass
 class _Rank:
-    number: int
-    process: subprocess.Popen[bytes]
-    connection: Connection
+    handle: Handle
     stage: str = "started"
     failed: Report | None = None
     is_dead: bool = False
+    num_steps: int = 0
+    asked_at: float | None = None
+    """When a sign of life was first wanted that has not come."""
+    is_asked: bool = False
+    is_sending: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Ranks:
-    """The spawned ranks of one engine. `send` may be called from another thread than the rest."""
+    """The started ranks of one engine. `send` may be called from another thread than the rest."""
 
-    def __init__(self, specs: Sequence[RankSpec]) -> None:
-        """Start a process a spec, and wait until all are up.
-
-        They are not forks, and do not import the caller's main module again: a script needs no
-        `if __name__ == "__main__"`.
-
-        Raises:
-            RuntimeError: a process did not come up.
-        """
-        self.size = len(specs) + 1
+    def __init__(self, handles: Sequence[Handle], size: int) -> None:
+        """Listen to ranks that have been started; all of `size`, or all but those here."""
+        self.size = size
+        self.facts: ModelFacts | None = None
+        self.results: deque[StepResult] = deque()
+        """Of the steps, in order; only of a rank that answers."""
+        self.error: BaseException | None = None
+        """Of the failure that `failure` tells, if it could travel."""
         self._failure: str | None = None
         self._poller = select.poll()
-        self._ranks: dict[int, _Rank] = {}  # by the pipe's file number
-        try:
-            for spec in specs:
-                self._start(spec)
-            while not self.reached("up"):
-                pass
-        except BaseException:
-            self.kill()
-            self.stop(0)
-            raise
-
-    def _start(self, spec: RankSpec) -> None:
-        ours, theirs = Pipe()
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-        process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY, str(theirs.fileno()), str(os.getpid())],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(spec.num_threads)},
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            process_group=0,  # the terminal's Ctrl-C is for the parent alone
-        )
-        self._ranks[ours.fileno()] = _Rank(spec.rank, process, ours)
-        self._poller.register(ours.fileno(), select.POLLIN)
-        theirs.close()
-        ours.send_bytes(pickle.dumps(spec))
+        self._ranks: dict[int, _Rank] = {}  # by the connection's file number
+        for handle in handles:
+            self._ranks[handle.connection.fileno()] = _Rank(handle)
+            self._poller.register(handle.connection.fileno(), select.POLLIN)
 
     @property
     def process_ids(self) -> list[int]:
         """Of the processes, in order of rank."""
-        return [rank.process.pid for rank in self._ranks.values()]
+        return [rank.handle.process_id for rank in self._ranks.values()]
 
     def send(self, message: bytes) -> None:
-        """Give every rank a message; waits only for a rank that is many messages behind.
+        """Give every rank a message; waits only for a rank that reads nothing.
 
         Raises:
             OSError: a rank is gone.
         """
         for rank in self._ranks.values():
-            rank.connection.send_bytes(message)
+            with rank.is_sending:
+                rank.handle.connection.send_bytes(message)
 
     def reached(self, stage: str, timeout: float = POLL_SECONDS) -> bool:
         """True once every rank has said that it is at `stage`; waits a moment for it.
@@ -115,62 +128,88 @@ class Ranks:
             self._failure = self._cause()
         return self._failure
 
+    def silent(self, seconds: float) -> list[str]:
+        """Ask every rank for a sign of life; names of those that have owed one for `seconds`."""
+        now = time.monotonic()
+        for rank in self._ranks.values():
+            rank.asked_at = rank.asked_at or now
+            if not rank.is_asked and rank.is_sending.acquire(blocking=False):
+                try:
+                    self._ask(rank)
+                finally:
+                    rank.is_sending.release()
+        owing = [rank for rank in self._ranks.values() if now - (rank.asked_at or now) > seconds]
+        return [self._name(rank) for rank in owing]
+
+    @property
+    def progress(self) -> str:
+        """How many steps each rank had run when it last gave a sign of life."""
+        ranks = self._ranks.values()
+        return ", ".join(f"{self._name(rank)}: {rank.num_steps}" for rank in ranks)
+
+    def _ask(self, rank: _Rank) -> None:
+        """Send a question, unless that would wait: then the rank reads nothing."""
+        writable = select.poll()
+        writable.register(rank.handle.connection.fileno(), select.POLLOUT)
+        if any(event & select.POLLOUT for _, event in writable.poll(0)):
+            rank.is_asked = True
+            rank.handle.connection.send_bytes(PING)
+
     def _read(self, timeout: float) -> bool:
-        """Take what the ranks say; True if one of them has ended or is about to."""
-        for number, _ in self._poller.poll(timeout * 1000):
-            rank = self._ranks[number]
-            try:
-                report: Report = rank.connection.recv()
-            except (EOFError, OSError):
-                self._poller.unregister(number)
-                rank.is_dead = True
-                continue
+        """Take all that the ranks say; True if one of them has ended or is about to."""
+        while events := self._poller.poll(timeout * 1000):
+            for number, _ in events:
+                self._take(number)
+            timeout = 0
+        return any(rank.is_dead or rank.failed for rank in self._ranks.values())
+
+    def _take(self, number: int) -> None:
+        rank = self._ranks[number]
+        try:
+            report: Report = rank.handle.connection.recv()
+        except (EOFError, OSError):
+            self._poller.unregister(number)
+            rank.is_dead = True
+            return
+        if report.stage == "alive":
+            rank.num_steps, rank.asked_at, rank.is_asked = report.num_steps, None, False
+        elif report.result is not None:
+            self.results.append(report.result)
+        else:
             rank.stage = report.stage
             rank.failed = report if report.stage == "failed" else None
-        return any(rank.is_dead or rank.failed for rank in self._ranks.values())
+            if rank.handle.number == 0:
+                self.facts = report.facts
 
     def _cause(self) -> str:
         """The first failure: a rank that died without a word, else the earliest traceback."""
         ended = [rank for rank in self._ranks.values() if rank.is_dead or rank.failed]
         first = min(ended, key=lambda rank: rank.failed.time if rank.failed else 0)
-        name = f"rank {first.number} of {self.size} (process {first.process.pid})"
         if first.failed:
-            return f"{name} failed:\n{first.failed.text}"
-        return f"{name} died: {_ending(first.process)}"
+            self.error = first.failed.error
+            return f"{self._name(first)} failed:\n{first.failed.text}"
+        return f"{self._name(first)} died: {first.handle.ending()}"
+
+    def _name(self, rank: _Rank) -> str:
+        return f"rank {rank.handle.number} of {self.size} ({rank.handle.place})"
 
     def kill(self) -> None:
         """Let no rank do anything more; a `send` that waits in a thread gets its OSError."""
         for rank in self._ranks.values():
-            rank.process.kill()  # nothing happens to one that has ended
+            rank.handle.kill()
 
     def stop(self, grace: float) -> None:
-        """End every process: no more messages, then `grace` seconds, then by force.
+        """End every rank: no more messages, then `grace` seconds, then by force.
 
-        No thread may be in `send`: the file numbers of the pipes are free for others afterwards.
+        No thread may be in `send`: the file numbers are free for others afterwards.
         """
         deadline = time.monotonic() + grace
         try:
             for rank in self._ranks.values():
-                rank.connection.close()
+                rank.handle.connection.close()
             for rank in self._ranks.values():
-                _wait(rank.process, deadline - time.monotonic())
+                rank.handle.wait(deadline - time.monotonic())
         finally:
             self.kill()
             for rank in self._ranks.values():
-                rank.process.wait()
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(max(seconds, 0))
-
-
-def _ending(process: subprocess.Popen[bytes]) -> str:
-    """How a process that closed its pipe ended."""
-    _wait(process, SETTLE_SECONDS)
-    code = process.poll()
-    if code is None:
-        return "it closed its pipe"
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
+                rank.handle.bury()

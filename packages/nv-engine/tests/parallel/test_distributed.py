@@ -1,0 +1,35 @@
+"""Groups of their own, beside torch's default one."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import torch.distributed as dist
+from nv_engine.device import distributed
+from nv_models import TensorParallel
+
+CPU = torch.device("cpu")
+
+
+def test_two_ranks_meet_and_torchs_default_group_stays_the_callers():
+    store = distributed.open_store()
+
+    def of(rank):
+        own = store if rank == 0 else distributed.find_store(distributed.LOOPBACK, store.port)
+        group = distributed.join(own, rank, 2, CPU)
+        return distributed.smallest(5 - rank, TensorParallel(rank, 2, group), CPU)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(of, range(2))) == [4, 4]
+    assert not dist.is_initialized()
+
+
+def test_the_private_names_that_joining_takes_are_there():
+    """Also those that only cards need, which no test without one reaches."""
+    for owner, names in {
+        dist.ProcessGroup: ("_set_default_backend", "_register_backend", "abort"),
+        dist.ProcessGroupGloo: ("_Options", "create_device"),
+        dist.ProcessGroupGloo._Options: ("_timeout", "_devices"),
+    }.items():
+        assert set(names) <= set(dir(owner))
+    if dist.is_nccl_available():
+        assert "_timeout" in dir(dist.ProcessGroupNCCL.Options)
