@@ -175,8 +175,8 @@ class LLM(PoolingMethods):
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json recommends, else the defaults."""
-        return self._default_params
+        """What the checkpoint's generation_config.json recommends, else the defaults: a copy."""
+        return self._default_params.clone()
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix, as after a change of weights; always succeeds: True."""
