@@ -30,7 +30,8 @@ def plain_prompt(token_ids: Iterable[int], facts: ModelFacts) -> list[int]:
     if len(prompt) >= facts.max_model_len:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens and max_model_len is {facts.max_model_len}, so "
-            "there is no room for one more: shorten the prompt or raise max_model_len"
+            "there is no room for one more: shorten the prompt, or raise max_model_len if the "
+            "model was made for more"
         )
     return prompt
 
