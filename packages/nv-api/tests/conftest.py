@@ -117,6 +117,9 @@ class ScriptedEngine:
             self.running.append(run)
         return request_id
 
+    def add_list(self, requests):
+        return [self.add(*request) for request in requests]
+
     def step(self):
         self.num_steps += 1
         if self.num_steps == self.interrupt_at_step:

@@ -172,3 +172,36 @@ def test_drawn_controls_depend_on_nobody(checkpoint):
         assert run_each(checkpoint, requests, **options) == alone
     pairs = {(a, b) for tokens in alone[:2] for a, b in pairwise(tokens)}
     assert not pairs & set(map(tuple, words))
+
+
+def test_a_list_is_admitted_longest_first_and_draws_as_if_added_one_by_one(checkpoint):
+    options = {"max_model_len": 256, "kvcache_block_size": 16, "device": "cpu", "max_num_seqs": 1}
+    lengths = (3, 9, 5, 9)
+    kinds = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+
+    def drain(engine):
+        tokens, ended = {}, []
+        while engine.has_unfinished:
+            for update in engine.step().updates:
+                tokens.setdefault(update.request_id, []).extend(update.token_ids)
+                ended += [update.request_id] if update.finish_reason else []
+        engine.close()
+        return tokens, ended
+
+    engine = Engine(EngineConfig(model=str(checkpoint), **options))
+    with pytest.raises(ValueError, match="vocabulary"):
+        engine.add_list([(PROMPTS[0], kinds[0], None), ([5, 10**6], kinds[0], None)])
+    assert not engine.has_unfinished
+    engine.close()
+
+    engine = Engine(EngineConfig(model=str(checkpoint), **options))
+    ids = engine.add_list([(*pair, None) for pair in zip(PROMPTS, kinds, strict=True)])
+    assert ids == [0, 1, 2, 3]
+    listed, ended = drain(engine)
+    assert ended == [1, 3, 2, 0]
+    engine = Engine(EngineConfig(model=str(checkpoint), **options))
+    for prompt, params in zip(PROMPTS, kinds, strict=True):
+        engine.add(prompt, params)
+    single, ended = drain(engine)
+    assert ended == [0, 1, 2, 3]
+    assert single == listed

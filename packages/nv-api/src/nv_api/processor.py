@@ -6,7 +6,7 @@ works a step at a time: whoever drives the engine hands it each step's updates a
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -125,14 +125,34 @@ class Processor:
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
         """Queue a prompt; raises as `validate` does."""
-        params = params.frozen()
-        grammar = self._grammar(params)
-        request_id = self._engine.add(prompt.token_ids, self._lower(params), grammar)
-        token_text = self._token_text(params)
-        completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
-        request = Request(request_id, prompt, completions, token_text)
-        self._requests[request_id] = request
+        (request,) = self.add_list([prompt], [params])
         return request
+
+    def add_list(
+        self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]
+    ) -> list[Request]:
+        """Queue prompts that come together; raises as `validate` does, and queues none then."""
+        copies = {id(each): each.frozen() for each in params}
+        frozen = [copies[id(each)] for each in params]
+        ids = self._engine.add_list(
+            [
+                (prompt.token_ids, self._lower(own), self._grammar(own))
+                for prompt, own in zip(prompts, frozen, strict=True)
+            ]
+        )
+        try:
+            requests = list(map(self._request, ids, prompts, frozen))
+            self._requests.update((request.request_id, request) for request in requests)
+        except BaseException:
+            for request_id in ids:
+                self.abort(request_id)
+                self._engine.abort(request_id)
+            raise
+        return requests
+
+    def _request(self, request_id: int, prompt: TokenPrompt, params: "SamplingParams") -> Request:
+        completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
+        return Request(request_id, prompt, completions, self._token_text(params))
 
     def process(self, updates: Iterable["SequenceUpdate"]) -> list[Finished]:
         """Take a step's updates in, and tell the engine which completions their text has ended.

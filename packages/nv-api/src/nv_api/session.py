@@ -58,8 +58,7 @@ class Session:
         self._validate(prompts, params)
         requests: list[Request] = []
         try:
-            for prompt, prompt_params in zip(prompts, params, strict=True):
-                requests.append(self._processor.add(prompt, prompt_params))
+            requests += self._processor.add_list(prompts, params)
             self._finish(requests, use_tqdm)
         finally:
             self._drop(requests)
