@@ -105,6 +105,11 @@ class RankedExecutor:
         """Process ids of the ranks that were started, in their order."""
         return self._ranks.process_ids
 
+    @property
+    def places(self) -> list[str]:
+        """Where those ranks run, as messages say it."""
+        return self._ranks.places
+
     def submit(self, batch: Batch) -> Pending:
         """Queue one step on every rank."""
         self._check()

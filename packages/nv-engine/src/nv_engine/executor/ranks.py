@@ -93,6 +93,11 @@ class Ranks:
         """Of the processes, in order of rank."""
         return [rank.handle.process_id for rank in self._ranks.values()]
 
+    @property
+    def places(self) -> list[str]:
+        """Of the ranks, in order."""
+        return [rank.handle.place for rank in self._ranks.values()]
+
     def send(self, message: bytes) -> None:
         """Give every rank a message; waits only for a rank that reads nothing.
 
