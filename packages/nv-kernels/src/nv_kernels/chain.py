@@ -14,15 +14,19 @@ the tensor-parallel reduction is an argument.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from nv_kernels import dispatch
 from nv_kernels.layer import Stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from nv_kernels.layer import LayerWeights, Reduce
+
+    Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class Pieces(Protocol):
@@ -52,10 +56,10 @@ def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, 
         qkv [T, (Hq + 2 Hkv) D], or partials [P, T, …] on a device whose qk_norm_rope_store sums
         them; the stream with nothing pending.
     """
-    if stream.hidden.is_cuda:
+    if stream.hidden.is_cuda and not layer.batch_invariant:
         return _on_cuda().attention_input(layer, stream)
     normed, hidden = normalise(stream, layer.attention_norm, layer.eps)
-    return dispatch.linear(normed, layer.qkv, layer.qkv_bias), Stream(hidden)
+    return _products(layer).partials(normed, layer.qkv, layer.qkv_bias), Stream(hidden)
 
 
 def attention_output(
@@ -75,13 +79,19 @@ def attention_output(
     Returns:
         The stream after this layer.
     """
-    if stream.hidden.is_cuda:
+    if stream.hidden.is_cuda and not layer.batch_invariant:
         return _on_cuda().attention_output(layer, attended, stream, reduce)
-    summed = reduce or _itself
-    projected = summed(dispatch.linear(attended, layer.output, layer.output_bias))
+    products = _products(layer)
+
+    def summed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if reduce is None:
+            return products.partials(x, weight, bias)
+        return reduce(products.whole(x, weight, bias))
+
+    projected = summed(attended, layer.output, layer.output_bias)
     normed, hidden = normalise(Stream(stream.hidden, projected), layer.mlp_norm, layer.eps)
-    activated = dispatch.silu_and_mul(dispatch.linear(normed, layer.gate_up, layer.gate_up_bias))
-    return Stream(hidden, summed(dispatch.linear(activated, layer.down, layer.down_bias)))
+    activated = dispatch.silu_and_mul(products.whole(normed, layer.gate_up, layer.gate_up_bias))
+    return Stream(hidden, summed(activated, layer.down, layer.down_bias))
 
 
 def normalise(
@@ -102,8 +112,17 @@ def normalise(
     return dispatch.add_rms_norm(stream.pending, stream.hidden, weight, eps)
 
 
-def _itself(x: torch.Tensor) -> torch.Tensor:
-    return x
+class Products(NamedTuple):
+    """A product by a weight, for any consumer, and for one that sums partials."""
+
+    whole: Product
+    partials: Product
+
+
+def _products(layer: LayerWeights) -> Products:
+    if layer.batch_invariant:
+        return Products(dispatch.batch_invariant_linear, dispatch.batch_invariant_partials)
+    return Products(dispatch.linear, dispatch.linear)
 
 
 def _on_cuda() -> Pieces:

@@ -24,6 +24,8 @@ TRITON_OPS = {
     "add_rms_norm": "norm",
     "silu_and_mul": "activation",
     "linear": "linear",
+    "batch_invariant_linear": "batch_invariant_linear",
+    "batch_invariant_partials": "batch_invariant_linear",
     "apply_rope": "rope_store",
     "store_kv": "rope_store",
     "qk_norm_rope_store": "rope_store",
@@ -83,6 +85,8 @@ rms_norm = dispatched(reference.rms_norm)
 add_rms_norm = dispatched(reference.add_rms_norm)
 silu_and_mul = dispatched(reference.silu_and_mul)
 linear = dispatched(reference.linear)
+batch_invariant_linear = dispatched(reference.batch_invariant_linear)
+batch_invariant_partials = dispatched(reference.batch_invariant_partials)
 embedding = dispatched(reference.embedding)
 apply_rope = dispatched(reference.apply_rope)
 store_kv = dispatched(reference.store_kv)

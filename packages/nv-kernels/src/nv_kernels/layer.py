@@ -32,6 +32,7 @@ class LayerWeights:
         output_bias: [E] or None; with tensor parallelism on one rank only.
         gate_up_bias: [2F] or None.
         down_bias: [E] or None; with tensor parallelism on one rank only.
+        batch_invariant: a token's result is bitwise the same whatever the others are.
     """
 
     attention_norm: torch.Tensor
@@ -45,6 +46,7 @@ class LayerWeights:
     output_bias: torch.Tensor | None = None
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
+    batch_invariant: bool = False
 
 
 class Stream(NamedTuple):

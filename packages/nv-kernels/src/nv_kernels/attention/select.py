@@ -21,6 +21,7 @@ BACKENDS = {
     "triton": ("nv_kernels.attention.triton", "TritonAttention"),
     "torch": ("nv_kernels.attention.torch", "TorchAttention"),
     "flash_attn": ("nv_kernels.attention.flash", "FlashAttention"),
+    "batch_invariant": ("nv_kernels.attention.batch_invariant", "batch_invariant_attention"),
 }
 CUDA_ONLY = ("triton", "flash_attn")
 
@@ -38,7 +39,7 @@ def attention_backend(
     """Build the backend for one shape of attention.
 
     Args:
-        name: "auto", "triton", "torch" or "flash_attn".
+        name: "auto", "triton", "torch", "flash_attn" or "batch_invariant".
         device: where the tensors will live.
         dtype: of queries and output.
         num_q_heads: Hq of this rank.

@@ -134,11 +134,14 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
 
 
 def plan_prefill(
-    shape: AttentionShape, buffers: Buffers, metadata: AttentionMetadata
+    shape: AttentionShape,
+    buffers: Buffers,
+    metadata: AttentionMetadata,
+    tile_rows: int = settings.PREFILL_ROWS,
 ) -> PrefillPlan:
-    """List the tiles of the rows after the first num_decodes."""
+    """List the tiles, of tile_rows query heads each, of the rows after the first num_decodes."""
     num_rows = metadata.context_lens.shape[0] - metadata.num_decodes
-    tokens = settings.PREFILL_ROWS // (shape.num_q_heads // shape.num_kv_heads)
+    tokens = tile_rows // (shape.num_q_heads // shape.num_kv_heads)
     num_records = num_rows * triton.cdiv(metadata.max_query_len, tokens)
     room = triton.next_power_of_2(num_records + 1)
     records = buffers.get("prefill records", room * RECORD, torch.int32)

@@ -6,7 +6,13 @@ Owns the meaning of each op, rounding points included. Never looks at the device
 from nv_kernels.reference.activation import silu_and_mul
 from nv_kernels.reference.attention import attention
 from nv_kernels.reference.kv import copy_blocks, store_kv
-from nv_kernels.reference.linear import embedding, linear, pack_weight
+from nv_kernels.reference.linear import (
+    batch_invariant_linear,
+    batch_invariant_partials,
+    embedding,
+    linear,
+    pack_weight,
+)
 from nv_kernels.reference.norm import add_rms_norm, rms_norm
 from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
 from nv_kernels.reference.rows import decode_rows, keep_tokens
@@ -16,6 +22,8 @@ __all__ = [
     "add_rms_norm",
     "apply_rope",
     "attention",
+    "batch_invariant_linear",
+    "batch_invariant_partials",
     "copy_blocks",
     "decode_rows",
     "embedding",
