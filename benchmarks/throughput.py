@@ -14,6 +14,7 @@ def main() -> None:
     parser.add_argument("--model", choices=QWEN3, default="qwen3-0.6b")
     parser.add_argument("--num-seqs", type=int, default=256)
     parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--profile", action="store_true", help="print where a run's time goes")
     parser.add_argument("--save", help="write the JSON to this file too")
     args = parser.parse_args()
@@ -21,6 +22,8 @@ def main() -> None:
     options = {"max_model_len": 4096}
     if args.kv_cache_dtype != "auto":
         options["kv_cache_dtype"] = args.kv_cache_dtype
+    if args.tensor_parallel_size > 1:
+        options["tensor_parallel_size"] = args.tensor_parallel_size
     bandwidth, flops = read_ceiling(), matmul_ceiling()  # while the card is empty
     run = ENGINES[args.engine](str(model_folder(args.model)), **options)
     work = reference_workload(args.num_seqs)
@@ -30,11 +33,13 @@ def main() -> None:
         "engine": args.engine,
         "model": args.model,
         "kv_cache_dtype": args.kv_cache_dtype,
+        "tensor_parallel_size": args.tensor_parallel_size,
         "seconds": round(seconds, 3),
         "output_tokens_per_second": round(work.num_output_tokens / seconds),
     }
-    bound = bound_seconds(
-        args.model, work, bandwidth, flops, 1 if args.kv_cache_dtype == "fp8" else 2
+    bound = (
+        bound_seconds(args.model, work, bandwidth, flops, 1 if args.kv_cache_dtype == "fp8" else 2)
+        / args.tensor_parallel_size
     )
     figures |= {
         "bound_seconds": round(bound, 3),

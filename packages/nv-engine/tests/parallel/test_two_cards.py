@@ -1,0 +1,65 @@
+"""Two ranks on two cards, over NCCL: the tokens of one card, and an end when a rank dies."""
+
+import os
+import signal
+import time
+
+import pytest
+from nv_engine import Engine, EngineConfig, SamplingParams
+
+pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+DRAWN = SamplingParams(seed=5, temperature=0.8, top_k=50, max_tokens=24, ignore_eos=True)
+PROMPTS = [
+    [(7 * row + 3 * position) % 300 + 5 for position in range(length)]
+    for row, length in enumerate((255, 30, 300, 64))
+]
+
+
+def start(checkpoint, **options):
+    settings = {"kvcache_block_size": 64, "max_num_seqs": 8, "num_kvcache_blocks": 60}
+    return Engine(EngineConfig(model=str(checkpoint), **{**settings, **options}))
+
+
+def completions(engine, params):
+    tokens = {engine.add(prompt, params): [] for prompt in PROMPTS}
+    while engine.has_unfinished:
+        for update in engine.step().updates:
+            assert update.finish_reason in (None, "length"), update.stop_reason
+            tokens[update.request_id] += update.token_ids
+    return list(tokens.values())
+
+
+def run(checkpoint, **options):
+    engine = start(checkpoint, **options)
+    found = [completions(engine, params) for params in (GREEDY, DRAWN, GREEDY)]
+    engine.close()
+    return found
+
+
+def test_fp32_tokens_equal_one_card_s(checkpoint):
+    assert run(checkpoint, dtype="float32", tensor_parallel_size=2) == run(
+        checkpoint, dtype="float32"
+    )
+
+
+def test_graphs_with_collectives_give_the_tokens_of_eager_steps(checkpoint):
+    options = {"dtype": "bfloat16", "tensor_parallel_size": 2}
+    assert run(checkpoint, **options) == run(checkpoint, **options, enforce_eager=True)
+
+
+def test_a_killed_rank_is_named_and_ends_what_ran(checkpoint):
+    engine = start(checkpoint, dtype="bfloat16", tensor_parallel_size=2)
+    completions(engine, GREEDY)
+    for prompt in PROMPTS:
+        engine.add(prompt, GREEDY)
+    engine.step()
+    engine.step()
+    os.kill(engine.executor.process_ids[0], signal.SIGKILL)
+    begin, reasons = time.monotonic(), []
+    while engine.has_unfinished:
+        reasons += [u.stop_reason for u in engine.step().updates if u.finish_reason == "error"]
+    assert time.monotonic() - begin < 10
+    assert len(reasons) == len(PROMPTS)
+    assert all("rank 1 of 2" in reason for reason in reasons)
+    engine.close()
