@@ -1,0 +1,200 @@
+"""Batches of rows, alone and in a Ray Data job that loses a node."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from nv_api import LLM, SamplingParams
+
+ray = pytest.importorskip("ray")  # in the package's test group; not on every machine with cards
+
+from nv_api.ray import NvPredictor  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+OPTIONS = {"device": "cpu", "kvcache_block_size": 16, "max_num_seqs": 8, "max_model_len": 128}
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def predictor(checkpoint):
+    return NvPredictor(checkpoint, sampling_params=GREEDY, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    with LLM(checkpoint, **OPTIONS) as llm:
+        yield llm
+
+
+def said(llm, prompts, **changes):
+    """What generate says, as lists of columns."""
+    outputs = llm.generate(prompts, SamplingParams(**GREEDY | changes), use_tqdm=False)
+    return [
+        (o.outputs[0].text, o.outputs[0].token_ids, o.outputs[0].finish_reason) for o in outputs
+    ]
+
+
+def columns(batch):
+    names = ("generated_text", "generated_token_ids", "finish_reason")
+    return list(zip(*(batch[name].tolist() for name in names), strict=True))
+
+
+def objects(*values):
+    column = np.empty(len(values), dtype=object)
+    for index, value in enumerate(values):
+        column[index] = value
+    return column
+
+
+def test_rows_keep_their_columns_and_their_order(predictor, llm):
+    prompts = ["hello", "a", " world " * 9]
+    batch = predictor({"prompt": np.array(prompts), "id": np.array([7, 5, 6])})
+    assert batch["id"].tolist() == [7, 5, 6]
+    assert batch["prompt"].tolist() == prompts
+    assert columns(batch) == said(llm, prompts)
+    assert batch["error"].tolist() == [None] * 3
+
+
+def test_token_ids_and_conversations(predictor, llm):
+    ids = objects(np.array([72, 5]), np.array([9, 8, 7]))
+    assert columns(predictor({"prompt_token_ids": ids})) == said(llm, [[72, 5], [9, 8, 7]])
+    conversation = [{"role": "user", "content": "hello"}]
+    batch = predictor({"messages": objects(np.array(conversation))})
+    answer = llm.chat(conversation, SamplingParams(**GREEDY), use_tqdm=False)[0].outputs[0]
+    assert columns(batch) == [(answer.text, answer.token_ids, "length")]
+
+
+def test_a_row_has_parameters_of_its_own_as_columns_bring_them(predictor, llm):
+    """Columns turn whole numbers into floats, absent fields into null and keys into names."""
+    own = objects(
+        {"max_tokens": 3.0, "temperature": None, "stop": None},
+        {"max_tokens": float("nan"), "logit_bias": {"65": 100.0, "66": None}},
+        None,
+    )
+    batch = predictor({"prompt": np.array(["hello"] * 3), "sampling_params": own})
+    assert columns(batch)[0] == said(llm, ["hello"], max_tokens=3)[0]
+    assert batch["generated_token_ids"][1] == [65] * 8
+    assert columns(batch)[2] == said(llm, ["hello"])[0]
+
+
+def test_a_row_that_is_no_request_says_so_and_stops_nobody(predictor, llm):
+    prompts = objects("hello", "", "x" * 500, None, "a", "b", "c")
+    own = objects(None, None, None, None, {"top_p": 7}, {"top_q": 1}, {"n": 2})
+    batch = predictor({"prompt": prompts, "sampling_params": own})
+    assert columns(batch)[0] == said(llm, ["hello"])[0]
+    assert columns(batch)[1:] == [(None, None, "error")] * 6
+    errors = batch["error"].tolist()
+    words = ["is empty", "128", "0 prompts", "top_p is 7", "unknown field 'top_q'", "n is 2"]
+    assert errors[0] is None
+    for error, word in zip(errors[1:], words, strict=True):
+        assert word in error
+
+
+def test_what_is_wrong_for_all_rows_is_raised(predictor, checkpoint):
+    with pytest.raises(ValueError, match="the columns are text: one must be prompt or"):
+        predictor({"text": np.array(["hello"])})
+    with pytest.raises(TypeError, match="batch_format"):
+        predictor(["hello"])
+    with pytest.raises(ValueError, match="n is 2"):
+        NvPredictor(checkpoint, sampling_params={"n": 2}, **OPTIONS)
+
+
+def test_an_engine_whose_device_fails_is_started_again_once(checkpoint, llm, monkeypatch):
+    predictor = NvPredictor(checkpoint, sampling_params=GREEDY, **OPTIONS)
+
+    def fail(batch):
+        raise RuntimeError("fell off the bus")
+
+    first = predictor._llm
+    first._engine.executor.submit = fail
+    prompts = ["hello", "", "a"]
+    batch = predictor({"prompt": objects(*prompts)})
+    assert predictor._llm is not first
+    assert columns(batch)[::2] == said(llm, ["hello", "a"])
+    assert columns(batch)[1] == (None, None, "error")
+
+    def started_broken():
+        broken = LLM(checkpoint, **OPTIONS)
+        broken._engine.executor.submit = fail
+        return broken
+
+    monkeypatch.setattr(predictor, "_start", started_broken)
+    predictor._llm._engine.executor.submit = fail
+    with pytest.raises(RuntimeError, match=r"failed twice: .*fell off the bus"):
+        predictor({"prompt": objects("hello")})
+
+
+def test_without_ray_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray.data", None)
+    monkeypatch.delitem(sys.modules, "nv_api.ray")
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "nv-api\[ray\]"'):
+        __import__("nv_api.ray")
+
+
+NODE = {"object_store_memory": 80 * 2**20}
+NUM_ROWS = 30
+
+
+class Slow(NvPredictor):
+    """Says where it starts, begins when two have started, and takes its time."""
+
+    def __init__(self, model, folder, **options):
+        super().__init__(model, **options)
+        self._folder = Path(folder)
+        node = ray.get_runtime_context().get_node_id()
+        (self._folder / f"{node}.{os.getpid()}").touch()
+
+    def __call__(self, batch):
+        while len(list(self._folder.iterdir())) < 2:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        return super().__call__(batch)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setenv("RAY_health_check_period_ms", "1000")  # a lost node is given up in 5 s, not
+    monkeypatch.setenv("RAY_health_check_failure_threshold", "5")  # in 20
+    head = NODE | {"num_cpus": 3, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.second = cluster.add_node(num_cpus=1, **NODE)
+    ray.init(address=cluster.address, log_to_driver=False)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
+def test_a_node_is_lost_and_no_prompt_with_it(cluster, checkpoint, llm, tmp_path):
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    prompts = [f"hello {number * 7}" for number in range(NUM_ROWS)]
+    rows = [{"id": number, "prompt": prompt} for number, prompt in enumerate(prompts)]
+    options = OPTIONS | {"folder": str(tmp_path), "sampling_params": GREEDY}
+    answered = ray.data.from_items(rows, override_num_blocks=NUM_ROWS // 3).map_batches(
+        Slow,
+        fn_constructor_kwargs=options | {"model": checkpoint},
+        batch_size=3,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        num_cpus=1,
+    )
+    told = iter(answered.iter_rows())
+    found = [next(told)]
+    nodes = {path.name.split(".")[0] for path in tmp_path.iterdir()}
+    assert nodes == {node["NodeID"] for node in ray.nodes()}
+    cluster.remove_node(cluster.second, allow_graceful=False)
+    found += told
+    assert [row["id"] for row in found] == list(range(NUM_ROWS))
+    assert [row["prompt"] for row in found] == prompts
+    assert columns(
+        {name: np.array([r[name] for r in found], dtype=object) for name in found[0]}
+    ) == (said(llm, prompts))
+    assert len(list(tmp_path.iterdir())) >= 3  # its work was done again, elsewhere
