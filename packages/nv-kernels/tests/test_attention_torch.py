@@ -1,6 +1,7 @@
-"""The torch backend against the definition, and the definition against dense float64 attention."""
+"""The CPU's backends against the definition, and the definition against dense float64 attention."""
 
 import itertools
+from functools import partial
 
 import nv_kernels as nk
 import pytest
@@ -56,9 +57,9 @@ def paged(backend, lengths, dtype, kv_dtype=None, seed=0):
     return q, kv, metadata
 
 
-def backend_for(dtype, num_q_heads=4, num_kv_heads=2, head_dim=64, block_size=16):
+def backend_of(name, dtype, num_q_heads=4, num_kv_heads=2, head_dim=64, block_size=16):
     return nk.attention_backend(
-        "torch",
+        name,
         device="cpu",
         dtype=dtype,
         num_q_heads=num_q_heads,
@@ -66,6 +67,11 @@ def backend_for(dtype, num_q_heads=4, num_kv_heads=2, head_dim=64, block_size=16
         head_dim=head_dim,
         block_size=block_size,
     )
+
+
+@pytest.fixture(params=["torch", "batch_invariant"])
+def backend_for(request):
+    return partial(backend_of, request.param)
 
 
 def check(backend, lengths, dtype, kv_dtype=None):
@@ -83,25 +89,25 @@ def check(backend, lengths, dtype, kv_dtype=None):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", RAGGED)
-def test_ragged(name, dtype):
+def test_ragged(backend_for, name, dtype):
     check(backend_for(dtype), RAGGED[name], dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-def test_head_dims(head_dim, dtype):
+def test_head_dims(backend_for, head_dim, dtype):
     check(backend_for(dtype, head_dim=head_dim), [(1, 20), (1, 37), (9, 30)], dtype)
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 8, 16])
 @pytest.mark.parametrize("num_kv_heads", [1, 3])
-def test_group_sizes(group, num_kv_heads):
+def test_group_sizes(backend_for, group, num_kv_heads):
     backend = backend_for(torch.float32, group * num_kv_heads, num_kv_heads)
     check(backend, [(1, 20), (1, 37), (9, 30)], torch.float32)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64, 256])
-def test_block_sizes(block_size):
+def test_block_sizes(backend_for, block_size):
     edges = [(1, block_size - 1), (1, block_size), (1, block_size + 1)]
     check(
         backend_for(torch.float32, block_size=block_size),
@@ -111,12 +117,12 @@ def test_block_sizes(block_size):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fp8_cache(dtype):
+def test_fp8_cache(backend_for, dtype):
     lengths = [(1, 20), (1, 37), (1, 1), (9, 30)]
     check(backend_for(dtype), lengths, dtype, torch.float8_e4m3fn)
 
 
-def test_empty_rows_are_zero():
+def test_empty_rows_are_zero(backend_for):
     _, _, metadata, out = check(backend_for(torch.float32), RAGGED["mixed"], torch.float32)
     starts = metadata.query_start.tolist()
     for row, (_, context) in enumerate(RAGGED["mixed"]):
@@ -124,7 +130,7 @@ def test_empty_rows_are_zero():
         assert bool((rows == 0).all()) == (context == 0)
 
 
-def test_padding_rows_behind_the_last_sequence_are_zero():
+def test_padding_rows_behind_the_last_sequence_are_zero(backend_for):
     backend = backend_for(torch.float32)
     q, kv, metadata = paged(backend, [(1, 5), (3, 4)], torch.float32)
     q = torch.cat((q, torch.randn(2, *q.shape[1:])))
@@ -134,7 +140,7 @@ def test_padding_rows_behind_the_last_sequence_are_zero():
 
 
 def test_groups_are_few_and_consecutive_blocks_are_not_copied():
-    backend = backend_for(torch.float32)
+    backend = backend_of("torch", torch.float32)
     _, _, metadata = paged(backend, [(1, 100)] * 30 + [(1, 3000), (1, 10)], torch.float32)
     plan = backend.plan(metadata)
     assert [part.rows.stop - part.rows.start for part in plan.decodes] == [1, 31]
@@ -147,7 +153,7 @@ def test_groups_are_few_and_consecutive_blocks_are_not_copied():
 
 def test_definition_is_dense_causal_attention():
     """Plain float64 attention over contiguous keys, written out for one head."""
-    backend = backend_for(torch.float64, 2, 1, 8)
+    backend = backend_of("torch", torch.float64, 2, 1, 8)
     q, kv, metadata = paged(backend, [(3, 20)], torch.float64)
     blocks = metadata.block_tables[0, :2].long()
     k, v = (cache[blocks].flatten(0, 1)[:20, 0] for cache in (kv.k, kv.v))
@@ -160,8 +166,70 @@ def test_definition_is_dense_causal_attention():
 
 
 def test_other_layouts_are_refused():
-    backend = backend_for(torch.float32)
+    backend = backend_of("torch", torch.float32)
     q, _, metadata = paged(backend, [(1, 5)], torch.float32)
     foreign = nk.KVLayout(4, 16, 2, 64, torch.float32, "HND").allocate("cpu")
     with pytest.raises(RuntimeError, match="view"):
         backend.attend(q, foreign, metadata, backend.plan(metadata), 1.0)
+
+
+CONTEXTS = [700, 41, 128, 1, 300, 129]
+
+
+def some_rows(metadata, rows):
+    """The step in which sequence i computes rows[i] = (query_len, context_len), or nothing."""
+    starts = list(itertools.accumulate((query for query, _ in rows), initial=0))
+    return nk.AttentionMetadata(
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor([context for _, context in rows], dtype=torch.int32),
+        metadata.block_tables,
+        max(query for query, _ in rows),
+        max(context for _, context in rows),
+        len(list(itertools.takewhile(lambda pair: pair[0] == 1, rows))),
+    )
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "heads", "head_dim", "block_size"),
+    [
+        (torch.float32, None, (9, 3), 64, 16),
+        (torch.float32, None, (4, 2), 80, 256),
+        (torch.bfloat16, None, (4, 4), 128, 64),
+        (torch.bfloat16, torch.float8_e4m3fn, (8, 1), 16, 32),
+    ],
+)
+def test_a_token_s_bits_do_not_depend_on_the_step(
+    dtype, kv_dtype, heads, head_dim, block_size, num_threads
+):
+    """Each token alone, in batches, and in chunks of any length gets what it gets in one prompt."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    backend = backend_of("batch_invariant", dtype, *heads, head_dim, block_size)
+    q, kv, whole = paged(backend, [(c, c) for c in CONTEXTS], dtype, kv_dtype)
+    expected = backend.attend(q, kv, whole, backend.plan(whole), 0.1).split(CONTEXTS)
+    generator = torch.Generator().manual_seed(5)
+
+    def draw(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    steps = [[(1, context) for context in CONTEXTS]]
+    for _ in range(8):
+        ends = [draw(1, context) for context in CONTEXTS]
+        chosen = draw(0, len(CONTEXTS) - 1)
+        steps += [
+            [(draw(1, end), end) for end in ends],
+            [(1, end) for end in ends],
+            [(1, end) if i == chosen else (0, 0) for i, end in enumerate(ends)],
+            [(draw(1, end), end) if i == chosen else (0, 0) for i, end in enumerate(ends)],
+        ]
+    for rows in steps:
+        step = some_rows(whole, rows)
+        parts = zip(q.split(CONTEXTS), rows, strict=True)
+        queries = torch.cat([part[end - query : end] for part, (query, end) in parts])
+        out = backend.attend(queries, kv, step, backend.plan(step), 0.1)
+        for got, want, (query, end) in zip(
+            out.split([query for query, _ in rows]), expected, rows, strict=True
+        ):
+            assert torch.equal(got, want[end - query : end]), (rows, query, end)
+    torch.set_num_threads(before)

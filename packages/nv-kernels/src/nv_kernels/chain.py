@@ -90,7 +90,8 @@ def attention_output(
 
     projected = summed(attended, layer.output, layer.output_bias)
     normed, hidden = normalise(Stream(stream.hidden, projected), layer.mlp_norm, layer.eps)
-    activated = dispatch.silu_and_mul(products.whole(normed, layer.gate_up, layer.gate_up_bias))
+    gate_up = products.whole(normed, layer.gate_up, layer.gate_up_bias)
+    activated = products.gate(gate_up)
     return Stream(hidden, summed(activated, layer.down, layer.down_bias))
 
 
@@ -113,16 +114,21 @@ def normalise(
 
 
 class Products(NamedTuple):
-    """A product by a weight, for any consumer, and for one that sums partials."""
+    """A product by a weight, for any consumer and for one that sums partials, and the gate."""
 
     whole: Product
     partials: Product
+    gate: Callable[[torch.Tensor], torch.Tensor]
 
 
 def _products(layer: LayerWeights) -> Products:
     if layer.batch_invariant:
-        return Products(dispatch.batch_invariant_linear, dispatch.batch_invariant_partials)
-    return Products(dispatch.linear, dispatch.linear)
+        return Products(
+            dispatch.batch_invariant_linear,
+            dispatch.batch_invariant_partials,
+            dispatch.batch_invariant_silu_and_mul,
+        )
+    return Products(dispatch.linear, dispatch.linear, dispatch.silu_and_mul)
 
 
 def _on_cuda() -> Pieces:

@@ -23,6 +23,7 @@ TRITON_OPS = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
     "silu_and_mul": "activation",
+    "batch_invariant_silu_and_mul": "activation",
     "linear": "linear",
     "batch_invariant_linear": "batch_invariant_linear",
     "batch_invariant_partials": "batch_invariant_linear",
@@ -86,6 +87,7 @@ add_rms_norm = dispatched(reference.add_rms_norm)
 silu_and_mul = dispatched(reference.silu_and_mul)
 linear = dispatched(reference.linear)
 batch_invariant_linear = dispatched(reference.batch_invariant_linear)
+batch_invariant_silu_and_mul = dispatched(reference.batch_invariant_silu_and_mul)
 batch_invariant_partials = dispatched(reference.batch_invariant_partials)
 embedding = dispatched(reference.embedding)
 apply_rope = dispatched(reference.apply_rope)

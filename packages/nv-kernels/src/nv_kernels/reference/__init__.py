@@ -3,7 +3,7 @@
 Owns the meaning of each op, rounding points included. Never looks at the device.
 """
 
-from nv_kernels.reference.activation import silu_and_mul
+from nv_kernels.reference.activation import batch_invariant_silu_and_mul, silu_and_mul
 from nv_kernels.reference.attention import attention
 from nv_kernels.reference.kv import copy_blocks, store_kv
 from nv_kernels.reference.linear import (
@@ -24,6 +24,7 @@ __all__ = [
     "attention",
     "batch_invariant_linear",
     "batch_invariant_partials",
+    "batch_invariant_silu_and_mul",
     "copy_blocks",
     "decode_rows",
     "embedding",

@@ -53,3 +53,6 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
             x, out, width, BLOCK, num_warps=4, **dependent_launch(x)
         )
     return out
+
+
+batch_invariant_silu_and_mul = silu_and_mul  # a program treats its elements one by one

@@ -1,0 +1,197 @@
+"""Batch-invariant attention with torch's own operations, in fp32: the CPU's version.
+
+Owns the arithmetic. Every product has one shape, [R, D] by [KEYS, D] and [R, KEYS] by [KEYS, D],
+for one of two R that give the same bits on this machine; the maximum is a row's own, and the tiles'
+sums are added in order of position. Never reads lengths: `tiling` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from nv_kernels.attention.tiling import KEYS, Batch, cut, piece_tokens
+from nv_kernels.kv import KVLayout
+from nv_kernels.reference.heights import TALL, agreeing_heights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nv_kernels.kv import KVCache
+    from nv_kernels.metadata import AttentionMetadata, AttentionShape
+
+ROWS = (TALL, 32, 16, 8)
+
+
+class Scratch:
+    """Memory for gathered tiles, kept: fresh pages cost a CPU more than the copy into them."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, torch.Tensor] = {}
+
+    def get(self, purpose: str, num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """Give [num_rows, width] of undefined values, which share memory with the last of theirs.
+
+        Args:
+            purpose: whose memory.
+            num_rows: rows.
+            width: of a row.
+            dtype: of the values.
+        """
+        size = num_rows * width * dtype.itemsize
+        if purpose not in self._bytes or self._bytes[purpose].numel() < size:
+            self._bytes[purpose] = torch.empty(size, dtype=torch.uint8)
+        return self._bytes[purpose][:size].view(dtype).view(num_rows, width)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """What `plan` hands to `attend`.
+
+    Attributes:
+        batches: of the step's query tiles.
+        is_whole: every query row is in one of them.
+    """
+
+    batches: list[Batch]
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class BatchInvariantTorchAttention:
+    """The `batch_invariant` backend, on a CPU.
+
+    Attributes:
+        shape: what it was built for.
+        reason: why it was picked.
+        name: "batch_invariant".
+        scratch: memory of a layer's tiles.
+    """
+
+    shape: AttentionShape
+    reason: str
+    name: str = "batch_invariant"
+    scratch: Scratch = field(default_factory=Scratch, repr=False)
+
+    def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
+        """Lay the tokens of a head side by side: a tile is gathered by pieces of many tokens."""
+        shape = self.shape
+        return KVLayout(
+            num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
+        )
+
+    def plan(self, metadata: AttentionMetadata) -> Tiling:
+        """Cut the step into tiles, once for all layers."""
+        group = self.shape.num_q_heads // self.shape.num_kv_heads
+        heights = _heights(self.shape.head_dim, torch.get_num_threads())
+        few_rows = min((height for height in heights if height >= group), default=TALL)
+        return Tiling(*cut(metadata, self.shape, few_rows))
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: Tiling,
+        scale: float,
+    ) -> torch.Tensor:
+        """Let each query see its own sequence up to itself.
+
+        Args:
+            q: [T, Hq, D].
+            kv: a cache of this backend's layout.
+            metadata: the step's.
+            plan: what `plan` made of it.
+            scale: multiplies q.k.
+
+        Returns:
+            [T, Hq, D] in q's dtype; rows that see nothing are 0.
+        """
+        whole = plan.is_whole and int(metadata.query_start[-1]) == q.shape[0]
+        out = torch.empty_like(q) if whole else torch.zeros_like(q)
+        for batch in plan.batches:
+            attended = _attend(q[batch.query_rows], batch, kv, self.scratch, scale=scale)
+            out[batch.out_rows] = attended.to(q.dtype)
+        return out
+
+
+def _attend(
+    q: torch.Tensor, batch: Batch, kv: KVCache, scratch: Scratch, *, scale: float
+) -> torch.Tensor:
+    """Attend a batch of items: q [I, tokens, Hq, D] -> [N, Hq, D] fp32, the real tokens."""
+    items, tokens, num_q_heads, dim = q.shape
+    heads = kv.k.shape[2]
+    group = num_q_heads // heads
+    rows = q.view(items, tokens, heads, group, dim).transpose(1, 2)  # [I, H, tokens, G, D]
+    rows = rows.reshape(items, heads, tokens * group, dim).float() * (scale * kv.k_scale)
+    rows = functional.pad(rows, (0, 0, 0, batch.num_rows - tokens * group))  # [I, H, R, D]
+    k = _gather(kv.k, batch.pieces, scratch)  # [F H, KEYS, D]
+    tiles, shape = batch.item_of_tile.shape[0], (heads, batch.num_rows)
+    scores = torch.bmm(rows[batch.item_of_tile].flatten(0, 1), k.transpose(1, 2))
+    scores = scores.view(tiles, *shape, KEYS)
+    edges = scores[batch.edges]
+    scores[batch.edges] = edges.masked_fill_(batch.hidden, float("-inf"))
+    top = _over_tiles(scores.amax(-1), batch.counts, torch.maximum)  # [I, H, R]
+    weights = scores.sub_(top[batch.item_of_tile][..., None]).exp_()
+    v = _gather(kv.v, batch.pieces, scratch)
+    if batch.absent is not None:  # what lies there may be a NaN
+        by_tile = v.view(tiles, heads, KEYS, dim)
+        by_tile[batch.last] = by_tile[batch.last].masked_fill_(batch.absent, 0.0)
+    values = torch.bmm(weights.flatten(0, 1), v).view(tiles, *shape, dim)
+    total = _over_tiles(weights.sum(-1), batch.counts, torch.add)
+    summed = _over_tiles(values, batch.counts, torch.add) / total[..., None]
+    out = summed[:, :, : tokens * group].reshape(items, heads, tokens, group, dim)
+    by_token = out.transpose(1, 2).reshape(items * tokens, num_q_heads, dim)
+    return by_token[batch.kept] * kv.v_scale
+
+
+def _over_tiles(
+    x: torch.Tensor, counts: tuple[int, ...], combine: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Combine what the tiles of an item have, in order: [F, …] -> [I, …]."""
+    total = x[: counts[0]]
+    if len(counts) > 1:
+        total = total.clone()
+    start = counts[0]
+    for count in counts[1:]:
+        combine(total[:count], x[start : start + count], out=total[:count])
+        start += count
+    return total
+
+
+def _gather(cache: torch.Tensor, pieces: torch.Tensor, scratch: Scratch) -> torch.Tensor:
+    """Read tiles of [num_blocks, block_size, Hkv, D] as [F Hkv, KEYS, D] fp32, until the next."""
+    dim = cache.shape[3]
+    by_head = cache.transpose(1, 2)  # [num_blocks, Hkv, block_size, D], contiguous
+    by_piece = by_head.view(-1, piece_tokens(cache.shape[1]) * dim)  # fails on a foreign layout
+    if cache.dtype == torch.float8_e4m3fn:
+        by_piece = by_piece.view(torch.uint8)  # which torch can index
+    found = scratch.get("gathered", pieces.shape[0], by_piece.shape[1], by_piece.dtype)
+    torch.index_select(by_piece, 0, pieces, out=found)
+    if cache.dtype != torch.float32:
+        single = scratch.get("fp32", found.shape[0], found.shape[1], torch.float32)
+        found = single.copy_(found.view(cache.dtype))
+    return found.view(-1, KEYS, dim)
+
+
+@cache
+def _heights(head_dim: int, num_threads: int) -> tuple[int, ...]:
+    """Measure which R give the same bits in both products; TALL among them, or alone."""
+    del num_threads  # the library's kernel depends on it
+    generator = torch.Generator().manual_seed(2)
+    tile = torch.randn(1, KEYS, head_dim, generator=generator)
+
+    def scores(block: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.bmm(block[None], tile.transpose(1, 2))[0])
+
+    def values(block: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(torch.bmm(block[None], tile)[0])
+
+    first = agreeing_heights(scores, head_dim, KEYS, ROWS)
+    second = agreeing_heights(values, KEYS, head_dim, ROWS)
+    common = tuple(height for height in first if height in second)
+    return common if TALL in common else (TALL,)

@@ -1,0 +1,189 @@
+"""Cuts a step's queries and keys into tiles of fixed shape for batch-invariant attention on a CPU.
+
+Owns the index tensors and masks of a step, made once and shared by all layers. Never touches keys
+or values.
+
+An item is a query tile of one sequence: one token, or up to TALL rows of a chunk. Its keys are
+tiles of KEYS tokens at absolute positions. Items with the same number of rows are batched, those
+with more tiles first, and the tiles of a batch are ordered by their place in the sequence, then by
+item: the tiles at one place are a slice, of the first items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.reference.heights import TALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nv_kernels.metadata import AttentionMetadata, AttentionShape
+
+KEYS = 128
+MAX_SCORES = 2**20  # of a batch: what stays near the core
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Items that are computed together: I of them, of R rows each, with F tiles of keys in all.
+
+    Attributes:
+        num_rows: R.
+        query_rows: [I, tokens] rows of q; the last one repeated where an item has fewer.
+        kept: [N] places among the I * tokens that are real.
+        out_rows: [N] where their outputs go.
+        item_of_tile: [F].
+        counts: items that have a tile at each place of the sequence.
+        pieces: [F * Hkv * KEYS / piece] of the cache, cut into pieces of one head.
+        edges: [E] tiles that some row of its item does not see in full.
+        hidden: [E, 1, R, KEYS].
+        last: [I] the last tile of each item.
+        absent: [I, 1, KEYS, 1], its keys past the item's last; None: there are none.
+    """
+
+    num_rows: int
+    query_rows: torch.Tensor
+    kept: torch.Tensor
+    out_rows: torch.Tensor
+    item_of_tile: torch.Tensor
+    counts: tuple[int, ...]
+    pieces: torch.Tensor
+    edges: torch.Tensor
+    hidden: torch.Tensor
+    last: torch.Tensor
+    absent: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class _Item:
+    row: int  # of the block table
+    query: int  # its first row of q
+    num_tokens: int
+    seen: int  # keys that its last token sees
+
+    @property
+    def num_tiles(self) -> int:
+        return -(-self.seen // KEYS)
+
+
+def piece_tokens(block_size: int) -> int:
+    """Tokens of a piece: what lies together both in a block and in a tile."""
+    return gcd(block_size, KEYS)
+
+
+def cut(
+    metadata: AttentionMetadata, shape: AttentionShape, few_rows: int
+) -> tuple[list[Batch], bool]:
+    """Cut a step. Reads the metadata on the host.
+
+    Args:
+        metadata: the step's.
+        shape: of attention.
+        few_rows: rows of an item of one token; of others TALL.
+
+    Returns:
+        The batches, and whether every query row belongs to one.
+    """
+    group = shape.num_q_heads // shape.num_kv_heads
+    per_tile = max(1, TALL // group)
+    items = list(_items(metadata, per_tile))
+    single = [item for item in items if item.num_tokens == 1]
+    longer = [item for item in items if item.num_tokens > 1]
+    tables = metadata.block_tables
+    batches = [_batch(part, 1, few_rows, tables, shape) for part in _parts(single, few_rows, shape)]
+    batches += [_batch(part, per_tile, TALL, tables, shape) for part in _parts(longer, TALL, shape)]
+    return batches, sum(item.num_tokens for item in items) == int(metadata.query_start[-1])
+
+
+def _items(metadata: AttentionMetadata, per_tile: int) -> Iterator[_Item]:
+    starts = metadata.query_start.tolist()
+    for row, context in enumerate(metadata.context_lens.tolist()):
+        first, end = starts[row], starts[row + 1]
+        if context == 0:
+            continue
+        for query in range(first, end, per_tile):
+            stop = min(query + per_tile, end)
+            yield _Item(row, query, stop - query, context - (end - stop))
+
+
+def _parts(items: list[_Item], num_rows: int, shape: AttentionShape) -> Iterator[list[_Item]]:
+    """Cut items, most tiles first, into batches of bounded size."""
+    room = max(1, MAX_SCORES // (shape.num_kv_heads * num_rows * KEYS))
+    part: list[_Item] = []
+    used = 0
+    for item in sorted(items, key=lambda item: -item.num_tiles):
+        if part and used + item.num_tiles > room:
+            yield part
+            part, used = [], 0
+        part.append(item)
+        used += item.num_tiles
+    if part:
+        yield part
+
+
+def _batch(
+    items: list[_Item], tokens: int, num_rows: int, tables: torch.Tensor, shape: AttentionShape
+) -> Batch:
+    device = tables.device
+    query, used, seen, row = torch.tensor(
+        [(item.query, item.num_tokens, item.seen, item.row) for item in items], device=device
+    ).unbind(1)  # [I] each
+    token = torch.arange(tokens, device=device)
+    query_rows = query[:, None] + torch.minimum(token, used[:, None] - 1)  # [I, tokens]
+    kept = (token < used[:, None]).flatten().nonzero()[:, 0]
+    num_tiles = (seen + KEYS - 1) // KEYS
+    places = torch.arange(items[0].num_tiles, device=device)
+    there = places[:, None] < num_tiles  # [places, I]
+    place, item = there.nonzero().unbind(1)  # [F] each, ordered by place, then item
+    last = (place == num_tiles[item] - 1).nonzero()[:, 0]  # [F' = I], in another order
+    last = last[item[last].argsort()]
+    group = shape.num_q_heads // shape.num_kv_heads
+    token_of_row = torch.minimum(torch.arange(num_rows, device=device) // group, used[:, None] - 1)
+    visible = (seen - used)[:, None] + token_of_row + 1  # [I, R]
+    key_end = (place + 1) * KEYS
+    edges = (key_end > visible[item, 0]).nonzero()[:, 0]
+    keys = (place[edges] * KEYS)[:, None] + torch.arange(KEYS, device=device)  # [E, KEYS]
+    hidden = keys[:, None, None] >= visible[item[edges], None, :, None]  # [E, 1, R, KEYS]
+    absent = (num_tiles - 1)[:, None] * KEYS + torch.arange(KEYS, device=device) >= seen[:, None]
+    return Batch(
+        num_rows=num_rows,
+        query_rows=query_rows,
+        kept=kept,
+        out_rows=query_rows.flatten()[kept],
+        item_of_tile=item,
+        counts=tuple(there.sum(1).tolist()),
+        pieces=_pieces(place, row[item], seen[item], tables, shape),
+        edges=edges,
+        hidden=hidden,
+        last=last,
+        absent=absent[:, None, :, None] if bool(absent.any()) else None,
+    )
+
+
+def _pieces(
+    place: torch.Tensor,
+    row: torch.Tensor,
+    seen: torch.Tensor,
+    tables: torch.Tensor,
+    shape: AttentionShape,
+) -> torch.Tensor:
+    """Number the pieces of tiles [F]: tile by tile, then head by head.
+
+    A piece past the sequence's last token is the sequence's first: nothing of another sequence is
+    read but what follows the last token in its own block.
+    """
+    size = piece_tokens(shape.block_size)
+    device = tables.device
+    position = place[:, None] * KEYS + torch.arange(0, KEYS, size, device=device)  # [F, pieces]
+    position = torch.where(position < seen[:, None], position, 0)
+    block = tables[row[:, None], position // shape.block_size].long()
+    head = torch.arange(shape.num_kv_heads, device=device)[:, None]
+    per_block = shape.block_size // size
+    within = (position % shape.block_size) // size
+    first = (block[:, None] * shape.num_kv_heads + head) * per_block  # [F, Hkv, pieces]
+    return (first + within[:, None]).flatten()
