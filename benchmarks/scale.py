@@ -1,0 +1,327 @@
+"""Throughput against GPUs, nodes, model size and context: a model on paper, printed as tables.
+
+Owns the arithmetic and the tables of docs/scale.md (`--write` puts them there); times nothing and
+needs no card. Constants are marked: M, ours, measured on an NVIDIA H100 80GB HBM3 (two of them for
+the sums); P, published by others; E, an estimate that a measurement should replace.
+"""
+
+import argparse
+import json
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workload import HEAD_DIM, QWEN3, VOCAB, Workload, reference_workload
+
+READ = 3.08e12  # bytes a second [M]
+FLOPS = 735e12  # bf16 products [M]
+PREFILL_SHARE = 0.7  # of FLOPS that whole prefill steps reach [E]
+ATTENTION_SHARE = 0.95  # of READ that decode attention reaches on large batches [M]
+ATTENTION_FLOOR = 5.9e-6  # seconds a layer, one sequence of 1,024 tokens [M]
+LAYER_EXTRA = ((1, 6.4e-6), (8, 11.2e-6), (64, 15.5e-6), (256, 25.9e-6))
+"""Rows of a step, and seconds a layer beyond reading its weights (0.6B; kernels_step.json) [M]."""
+ALL_REDUCE = ((2 << 10, 7.1e-6), (8 << 10, 8.0e-6), (64 << 10, 8.6e-6), (256 << 10, 10.1e-6))
+ALL_REDUCE_2 = (*ALL_REDUCE, (2048 << 10, 29e-6))
+"""Bytes and seconds of a sum over two ranks, NCCL in a CUDA graph [M]."""
+HOP = {1: 0.0, 2: 1.0, 4: 1.3, 8: 1.7}  # a sum's latency on more ranks, against two [E]
+LINK = 300e9  # bytes a second of a large sum over NVLink [E]
+MEMORY = 0.9 * 80e9
+OVERHEAD = 4e9  # bytes of a card for activations and graphs [E]
+
+GPUS_A_NODE = 8
+STORE = 100e9  # bytes a second that shared storage gives to all nodes together [E]
+NETWORK = 25e9  # bytes a second into a node [E]
+BATCH_ROWS = 1024
+FAILURES = 419 / (54 * 24 * 16384)  # a GPU and hour: Llama 3's 54 days on 16,384 H100s [P]
+RECOVERY = 45.0  # seconds until a lost replica's work runs again: 20 to notice, 25 to start [E]
+ROW_BYTES = 8e3  # a prompt and its answer as text [E]
+
+MORE = {  # layers, hidden, ffn, q heads, kv heads, tied
+    "qwen3-14b": (40, 5120, 17408, 40, 8, False),
+    "qwen3-32b": (64, 5120, 25600, 64, 8, False),
+}
+RESULTS = Path(__file__).parent / "results"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "scale.md"
+BEGIN = "<!-- tables: benchmarks/scale.py --write -->"
+END = "<!-- end of tables -->"
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One model in bf16 on `ranks` cards of a node."""
+
+    model: str
+    ranks: int = 1
+
+    @property
+    def shape(self) -> tuple[int, int, int, int, int, bool]:
+        return (QWEN3 | MORE)[self.model]
+
+    @property
+    def body(self) -> int:
+        """Parameters of all layers."""
+        layers, hidden, ffn, q_heads, kv_heads, _ = self.shape
+        return layers * (hidden * HEAD_DIM * (2 * q_heads + 2 * kv_heads) + 3 * hidden * ffn)
+
+    @property
+    def head(self) -> int:
+        return VOCAB * self.shape[1]
+
+    @property
+    def resident_bytes(self) -> int:
+        """Of the weights, all ranks together."""
+        return 2 * (self.body + self.head * (1 if self.shape[5] else 2))
+
+    @property
+    def kv_token_bytes(self) -> float:
+        """A token's keys and values on one rank; a head is not divided."""
+        layers, _, _, _, kv_heads, _ = self.shape
+        return 2 * layers * max(kv_heads / self.ranks, 1) * HEAD_DIM * 2
+
+    @property
+    def room(self) -> int:
+        """Tokens that the KV cache holds; negative where the weights do not fit."""
+        return int((MEMORY - OVERHEAD - self.resident_bytes / self.ranks) / self.kv_token_bytes)
+
+    def all_reduce(self, num_bytes: float) -> float:
+        """Seconds of one sum over the ranks."""
+        last_bytes, _ = ALL_REDUCE_2[-1]
+        wire = 2 * (self.ranks - 1) / self.ranks
+        beyond = max(num_bytes - last_bytes, 0) * wire / LINK
+        return HOP[self.ranks] * between(ALL_REDUCE_2, min(num_bytes, last_bytes)) + beyond
+
+    def collectives(self, tokens: int, rows: int) -> float:
+        """Seconds of a step's sums and of the gather of its logits."""
+        layers, hidden = self.shape[:2]
+        if self.ranks == 1:
+            return 0.0
+        sums = 2 * layers * self.all_reduce(tokens * hidden * 2)
+        return sums + self.all_reduce(rows * VOCAB * 2 / self.ranks)  # a gather is half a sum
+
+    def decode(self, batch: int, context: float) -> float:
+        """Seconds of a decode step; `context`: cached tokens of all its sequences together."""
+        layers = self.shape[0]
+        parameters = (self.body + self.head) / self.ranks
+        products = max(2 * parameters / READ, 2 * parameters * batch / FLOPS)
+        attention = self.kv_token_bytes * context / READ / ATTENTION_SHARE
+        attention = max(attention, layers * ATTENTION_FLOOR)
+        return (
+            products
+            + attention
+            + layers * between(LAYER_EXTRA, batch)
+            + self.collectives(batch, batch)
+        )
+
+    def prefill(self, lens: Sequence[int], step_tokens: int = 16384) -> float:
+        """Seconds for prompts of these lengths."""
+        layers, _, _, q_heads, _, _ = self.shape
+        tokens = sum(lens)
+        pairs = sum(n * n / 2 for n in lens)
+        flops = 2 * self.body * tokens + pairs * layers * q_heads * HEAD_DIM * 4
+        steps = -(-tokens // step_tokens)
+        sums = steps * self.collectives(min(tokens, step_tokens), len(lens) // steps)
+        return flops / self.ranks / FLOPS / PREFILL_SHARE + sums
+
+    def seconds(self, work: Workload) -> float:
+        """All prompts, then all decode steps: every sequence runs at once."""
+        lens = [(len(p), out) for p, out in zip(work.prompts, work.output_lens, strict=True)]
+        total = self.prefill([prompt for prompt, _ in lens])
+        for step in range(1, max(work.output_lens)):
+            live = [prompt + step for prompt, out in lens if out > step]
+            total += self.decode(len(live), sum(live))
+        return total
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Replicas of one model over nodes of eight cards, each at the reference workload's rate."""
+
+    replica: Replica
+    nodes: int
+    replica_seconds: float
+    """Of the reference workload on one replica."""
+
+    @property
+    def replicas(self) -> int:
+        return self.nodes * GPUS_A_NODE // self.replica.ranks
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.replicas * reference_workload().num_output_tokens / self.replica_seconds
+
+    @property
+    def prompts_per_second(self) -> float:
+        return self.replicas * len(reference_workload().prompts) / self.replica_seconds
+
+    @property
+    def driver_tasks_per_second(self) -> float:
+        """Batches that one Ray Data driver hands out."""
+        return self.prompts_per_second / BATCH_ROWS
+
+    @property
+    def batch_seconds(self) -> float:
+        """Of a batch on its replica, which is also what a lost replica loses at most."""
+        return BATCH_ROWS * self.replica_seconds / len(reference_workload().prompts)
+
+    @property
+    def load_seconds(self) -> float:
+        """Every node reads the weights from shared storage once."""
+        weights = self.replica.resident_bytes
+        return max(weights * self.nodes / STORE, weights / NETWORK)
+
+    @property
+    def failures_per_hour(self) -> float:
+        return FAILURES * self.nodes * GPUS_A_NODE
+
+    @property
+    def lost_share(self) -> float:
+        """Of all work: a failed node loses a batch on each card, and the time to start again."""
+        lost = self.batch_seconds + RECOVERY
+        return self.failures_per_hour / 3600 * lost / self.nodes
+
+
+def between(points: Sequence[tuple[float, float]], x: float) -> float:
+    """The piecewise linear function through `points`, level beyond its ends."""
+    index = bisect_left([point for point, _ in points], x)
+    if index == 0:
+        return points[0][1]
+    if index == len(points):
+        return points[-1][1]
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def measured(benchmark: str, key: str, model: str, ranks: int) -> float | None:
+    """A figure of benchmarks/results, if it is there."""
+    for path in sorted(RESULTS.glob("*.json")):
+        found = json.loads(path.read_text())
+        same = (found.get("benchmark"), found.get("model"), found.get("kv_cache_dtype", "auto"))
+        if same == (benchmark, model, "auto") and found.get("tensor_parallel_size", 1) == ranks:
+            return float(found[key])
+    return None
+
+
+def table(head: str, rows: Sequence[Sequence[object]]) -> str:
+    names = head.split(" | ")
+    lines = [names, ["---"] * len(names), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def against_measured() -> str:
+    work, rows = reference_workload(), []
+    for model, ranks in (("qwen3-0.6b", 1), ("qwen3-8b", 1), ("qwen3-8b", 2)):
+        replica = Replica(model, ranks)
+        for what, benchmark, key, value in (
+            ("reference, s", "throughput", "seconds", replica.seconds(work)),
+            ("batch 1, ms a token", "latency", "ms_per_token", replica.decode(1, 256) * 1e3),
+        ):
+            found = measured(benchmark, key, model, ranks)
+            shown = "not yet measured" if found is None else f"{found:.2f}"
+            rows.append((model, ranks, what, f"{value:.2f}", shown))
+    return table("model | cards | what | on paper | measured", rows)
+
+
+def targets() -> str:
+    """Two cards against one (issue 6), and what a sum over the ranks must save to get there."""
+    work, one, two = reference_workload(), Replica("qwen3-8b"), Replica("qwen3-8b", 2)
+    num_sums = 2 * one.shape[0]
+    reference = one.seconds(work) / two.seconds(work)
+    missing = (two.seconds(work) - one.seconds(work) / 1.6) / (max(work.output_lens) - 1) / num_sums
+    rows = [("reference workload, times one card", "at least 1.6", f"{reference:.2f}", missing)]
+    ratio = two.decode(1, 256) / one.decode(1, 256)
+    missing = (two.decode(1, 256) - 0.62 * one.decode(1, 256)) / num_sums
+    rows.append(("batch-1 token time, of one card's", "at most 0.62", f"{ratio:.2f}", missing))
+    shown = [(*row[:3], f"{max(row[3], 0) * 1e6:.1f}") for row in rows]
+    return table("qwen3-8b on two cards | target | on paper, NCCL | us a sum to save", shown)
+
+
+def sizes() -> str:
+    rows, work = [], reference_workload()
+    for model in QWEN3 | MORE:
+        for ranks in HOP:
+            replica = Replica(model, ranks)
+            if replica.room < 256 * 1024:
+                rows.append((model, ranks, "does not hold 256 x 1,024 tokens", "", "", ""))
+                continue
+            seconds = replica.seconds(work)
+            rate = work.num_output_tokens / seconds
+            rows.append(
+                (
+                    model,
+                    ranks,
+                    f"{seconds:.1f}",
+                    f"{rate / ranks:,.0f}",
+                    f"{replica.decode(1, 256) * 1e3:.2f}",
+                    f"{replica.collectives(1, 1) / replica.decode(1, 256):.0%}",
+                )
+            )
+    head = "model | cards a replica | reference, s | tokens/s a card | batch 1, ms | of it sums"
+    return table(head, rows)
+
+
+def contexts() -> str:
+    rows = []
+    for model, ranks in (("qwen3-8b", 1), ("qwen3-8b", 2), ("qwen3-32b", 2), ("qwen3-32b", 4)):
+        for context in (1024, 8192, 32768, 131072):
+            replica = Replica(model, ranks)
+            batch = min(replica.room // context, 512)
+            rate = batch / replica.decode(batch, batch * context) if batch > 0 else 0
+            rows.append((model, ranks, f"{context:,}", batch, f"{rate / ranks:,.0f}"))
+    return table("model | cards a replica | context | sequences at once | tokens/s a card", rows)
+
+
+def clusters() -> str:
+    rows = []
+    for model, ranks in (("qwen3-8b", 1), ("qwen3-32b", 2)):
+        replica = Replica(model, ranks)
+        seconds = replica.seconds(reference_workload())
+        for nodes in (1, 10, 100, 1000):
+            cluster = Cluster(replica, nodes, seconds)
+            rows.append(
+                (
+                    model,
+                    nodes,
+                    cluster.replicas,
+                    f"{cluster.tokens_per_second / 1e6:,.2f}",
+                    f"{cluster.prompts_per_second:,.0f}",
+                    f"{cluster.driver_tasks_per_second:,.1f}",
+                    f"{cluster.prompts_per_second * ROW_BYTES / 1e9:.2f}",
+                    f"{cluster.load_seconds:,.0f}",
+                    f"{cluster.batch_seconds:.0f}",
+                    f"{cluster.failures_per_hour:.3f}",
+                    f"{cluster.lost_share:.1e}",
+                )
+            )
+    return table(
+        "model | nodes | replicas | M tokens/s | prompts/s | driver tasks/s | GB/s of rows | "
+        "load, s | a batch, s | failures/h | work lost",
+        rows,
+    )
+
+
+def tables() -> str:
+    """Everything, as docs/scale.md holds it."""
+    parts = (
+        ("On paper and measured", f"{against_measured()}\n\n{targets()}"),
+        ("Cards a replica", sizes()),
+        ("Context", contexts()),
+        ("Nodes", clusters()),
+    )
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
+    if not parser.parse_args().write:
+        print(tables())
+        return
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
