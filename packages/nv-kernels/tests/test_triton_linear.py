@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import nv_kernels as nk
 import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
@@ -149,7 +150,7 @@ def test_linear_of_any_shape(tokens, rows, columns, dtype):
 
 def layer_of(hidden, heads, features, bias=False, device=DEVICE):
     make = partial(draw, device=device)
-    return chain.LayerWeights(
+    return nk.LayerWeights(
         attention_norm=make(hidden, seed=11),
         qkv=make(2 * heads, hidden, seed=12, scale=hidden**-0.5),
         output=make(hidden, heads, seed=13, scale=heads**-0.5),
@@ -178,7 +179,7 @@ def plain(layer, hidden):
 
 
 def run(pieces, layer, hidden, reduce=None):
-    stream = chain.Stream(hidden)
+    stream = nk.Stream(hidden)
     qkv, stream = pieces.attention_input(layer, stream)
     qkv = summed(qkv).to(hidden.dtype)
     attended = qkv[:, : qkv.shape[1] // 2].contiguous()
