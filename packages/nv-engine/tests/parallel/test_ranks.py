@@ -12,6 +12,7 @@ import rank_workers
 import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Batch, Chunk
+from nv_engine.device import distributed
 from nv_engine.executor.process import ProcessExecutor
 from nv_engine.executor.ranked import Patience
 
@@ -48,7 +49,9 @@ def test_n47_a_thousand_steps_in_order_a_large_one_and_a_killed_rank(config):
     executor.close()
 
 
-def test_a_rank_that_lives_and_does_not_answer_is_given_up(config):
+def test_a_rank_that_lives_and_does_not_answer_is_given_up(config, monkeypatch):
+    left = []
+    monkeypatch.setattr(distributed, "abort", lambda group, device: left.append(device.type))
     executor = ProcessExecutor(config, rank_workers.Echo, Patience(silence=1.5))
     executor.submit(batch_of((1,))).result()
     os.kill(executor.process_ids[0], signal.SIGSTOP)
@@ -57,7 +60,9 @@ def test_a_rank_that_lives_and_does_not_answer_is_given_up(config):
         RuntimeError, match=r"rank 1 of 2 \(process \d+\) has not answered for 1.5 s"
     ):
         step.result()
+    assert left == ["cpu"], "on a card, nothing must wait for that rank any more"
     executor.close()
+    assert left == ["cpu"]
 
 
 def test_a_slow_step_is_waited_for_and_an_endless_one_is_not(config):

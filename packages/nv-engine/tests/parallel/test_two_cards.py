@@ -6,6 +6,8 @@ import time
 
 import pytest
 from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine.executor.process import ProcessExecutor
+from nv_engine.executor.ranked import Patience
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -63,3 +65,30 @@ def test_a_killed_rank_is_named_and_ends_what_ran(checkpoint):
     assert len(reasons) == len(PROMPTS)
     assert all("rank 1 of 2" in reason for reason in reasons)
     engine.close()
+
+
+def test_a_stopped_rank_is_named_and_the_card_is_free_again(checkpoint):
+    """Nothing waits on the card for the rank's part of a sum: another engine runs there."""
+    config = EngineConfig(
+        model=str(checkpoint),
+        dtype="float32",
+        kvcache_block_size=64,
+        max_num_seqs=8,
+        num_kvcache_blocks=60,
+        tensor_parallel_size=2,
+    )
+    engine = Engine(config, ProcessExecutor(config, patience=Patience(silence=2)))
+    expected = completions(engine, GREEDY)
+    os.kill(engine.executor.process_ids[0], signal.SIGSTOP)
+    for prompt in PROMPTS:
+        engine.add(prompt, GREEDY)
+    begin, reasons = time.monotonic(), []
+    while engine.has_unfinished:
+        reasons += [u.stop_reason for u in engine.step().updates if u.finish_reason == "error"]
+    assert time.monotonic() - begin < 10
+    assert len(reasons) == len(PROMPTS)
+    assert all("rank 1 of 2" in reason and "not answered" in reason for reason in reasons)
+    engine.close()
+    alone = start(checkpoint, dtype="float32")
+    assert completions(alone, GREEDY) == expected
+    alone.close()

@@ -40,6 +40,8 @@ class RankZero(NamedTuple):
     build: Callable[[], RankWorker]
     abort: Callable[[], None] = lambda: None
     """Let nothing wait for another rank any more."""
+    pause: Callable[[], None] = lambda: time.sleep(READY_SECONDS)
+    """Let a moment pass while a step runs, at most POLL_SECONDS."""
 
 
 class RankedExecutor:
@@ -128,7 +130,7 @@ class RankedExecutor:
             pending = step.get()
             while not pending.is_ready:
                 self._check(begun)
-                time.sleep(READY_SECONDS)
+                self._rank_zero.pause()
             return pending.result()
         except (RuntimeError, OSError) as error:
             if self._failure is not None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
@@ -133,6 +134,10 @@ class Ranks:
             self._failure = self._cause()
         return self._failure
 
+    def listen(self, timeout: float) -> None:
+        """Return when a rank has said something, or after `timeout` seconds."""
+        self._read(timeout)
+
     def silent(self, seconds: float) -> list[str]:
         """Ask every rank for a sign of life; names of those that have owed one for `seconds`."""
         now = time.monotonic()
@@ -158,7 +163,8 @@ class Ranks:
         writable.register(rank.handle.connection.fileno(), select.POLLOUT)
         if any(event & select.POLLOUT for _, event in writable.poll(0)):
             rank.is_asked = True
-            rank.handle.connection.send_bytes(PING)
+            with suppress(OSError):  # it is gone, and `failure` will say so
+                rank.handle.connection.send_bytes(PING)
 
     def _read(self, timeout: float) -> bool:
         """Take all that the ranks say; True if one of them has ended or is about to."""

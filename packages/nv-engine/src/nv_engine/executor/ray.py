@@ -106,7 +106,7 @@ class RayExecutor(RankedExecutor):
             raise
         super().__init__(
             ranks,
-            RankZero(lambda: _RemoteWorker(ranks)),
+            RankZero(lambda: _RemoteWorker(ranks), pause=lambda: ranks.listen(POLL_SECONDS)),
             patience=patience,
             release=lambda: _release(group),
         )
@@ -280,9 +280,11 @@ def _seated(
         ).remote(key, rank == 0)
         for rank in range(size)
     ]
+    places: list[Place] = []
     started: list[RayRank] = []
     try:
-        places: list[Place] = ray.get([a.place.remote() for a in actors], timeout=START_SECONDS)
+        for asked in [actor.place.remote() for actor in actors]:
+            places.append(ray.get(asked, timeout=START_SECONDS))
         store_port = places[0].store_port
         assert store_port is not None, "rank 0 holds the store"
         for rank, (actor, place) in enumerate(zip(actors, places, strict=True)):
@@ -301,7 +303,7 @@ def _seated(
         for actor in actors:
             ray.kill(actor)
         if isinstance(error, ray.exceptions.RayError | EOFError | OSError):
-            number = len(started)
+            number = len(started) if len(places) == size else len(places)
             raise RuntimeError(f"rank {number} of {size} did not start: {error}") from error
         raise
     return started
