@@ -2,7 +2,8 @@
 
 Owns the arithmetic and the tables of docs/scale.md (`--write` puts them there); times nothing and
 needs no card. Constants are marked: M, ours, measured on an NVIDIA H100 80GB HBM3 (two of them for
-the sums); P, published by others; E, an estimate that a measurement should replace.
+the sums) where no other card is named; P, published by others; E, an estimate that a measurement
+should replace. Tables are of H100s where they name no card.
 """
 
 import argparse
@@ -14,10 +15,23 @@ from pathlib import Path
 
 from workload import HEAD_DIM, QWEN3, VOCAB, Workload, reference_workload
 
-READ = 3.08e12  # bytes a second [M]
-FLOPS = 735e12  # bf16 products [M]
-PREFILL_SHARE = 0.7  # of FLOPS that whole prefill steps reach [E]
-ATTENTION_SHARE = 0.95  # of READ that decode attention reaches on large batches [M]
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of card."""
+
+    name: str
+    read: float
+    """Bytes a second."""
+    flops: float
+    """Of bf16 products."""
+    memory: float
+
+
+H100 = Card("H100", 3.08e12, 735e12, 80e9)  # [M], but for the memory
+H200 = Card("H200", 4.2e12, 780e12, 141e9)  # [M], but for the memory
+PREFILL_SHARE = 0.7  # of a card's FLOPS that whole prefill steps reach [E]
+ATTENTION_SHARE = 0.95  # of the read that decode attention reaches on large batches [M]
 ATTENTION_FLOOR = 5.9e-6  # seconds a layer, one sequence of 1,024 tokens [M]
 LAYER_EXTRA = ((1, 6.4e-6), (8, 11.2e-6), (64, 15.5e-6), (256, 25.9e-6))
 """Rows of a step, and seconds a layer beyond reading its weights (0.6B; kernels_step.json) [M]."""
@@ -26,7 +40,7 @@ ALL_REDUCE_2 = (*ALL_REDUCE, (2048 << 10, 29e-6))
 """Bytes and seconds of a sum over two ranks, NCCL in a CUDA graph [M]."""
 HOP = {1: 0.0, 2: 1.0, 4: 1.3, 8: 1.7}  # a sum's latency on more ranks, against two [E]
 LINK = 300e9  # bytes a second of a large sum over NVLink [E]
-MEMORY = 0.9 * 80e9
+MEMORY_SHARE = 0.9
 OVERHEAD = 4e9  # bytes of a card for activations and graphs [E]
 
 GPUS_A_NODE = 8
@@ -53,6 +67,7 @@ class Replica:
 
     model: str
     ranks: int = 1
+    card: Card = H100
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, bool]:
@@ -82,7 +97,8 @@ class Replica:
     @property
     def room(self) -> int:
         """Tokens that the KV cache holds; negative where the weights do not fit."""
-        return int((MEMORY - OVERHEAD - self.resident_bytes / self.ranks) / self.kv_token_bytes)
+        free = MEMORY_SHARE * self.card.memory - OVERHEAD - self.resident_bytes / self.ranks
+        return int(free / self.kv_token_bytes)
 
     def all_reduce(self, num_bytes: float) -> float:
         """Seconds of one sum over the ranks."""
@@ -103,8 +119,8 @@ class Replica:
         """Seconds of a decode step; `context`: cached tokens of all its sequences together."""
         layers = self.shape[0]
         parameters = (self.body + self.head) / self.ranks
-        products = max(2 * parameters / READ, 2 * parameters * batch / FLOPS)
-        attention = self.kv_token_bytes * context / READ / ATTENTION_SHARE
+        products = max(2 * parameters / self.card.read, 2 * parameters * batch / self.card.flops)
+        attention = self.kv_token_bytes * context / self.card.read / ATTENTION_SHARE
         attention = max(attention, layers * ATTENTION_FLOOR)
         return (
             products
@@ -121,7 +137,7 @@ class Replica:
         flops = 2 * self.body * tokens + pairs * layers * q_heads * HEAD_DIM * 4
         steps = -(-tokens // step_tokens)
         sums = steps * self.collectives(min(tokens, step_tokens), len(lens) // steps)
-        return flops / self.ranks / FLOPS / PREFILL_SHARE + sums
+        return flops / self.ranks / self.card.flops / PREFILL_SHARE + sums
 
     def seconds(self, work: Workload) -> float:
         """All prompts, then all decode steps: every sequence runs at once."""
@@ -192,12 +208,18 @@ def between(points: Sequence[tuple[float, float]], x: float) -> float:
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
-def measured(benchmark: str, key: str, model: str, ranks: int) -> float | None:
+def measured(benchmark: str, key: str, replica: Replica) -> float | None:
     """A figure of benchmarks/results, if it is there."""
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(RESULTS.rglob("*.json")):
         found = json.loads(path.read_text())
-        same = (found.get("benchmark"), found.get("model"), found.get("kv_cache_dtype", "auto"))
-        if same == (benchmark, model, "auto") and found.get("tensor_parallel_size", 1) == ranks:
+        same = (
+            found.get("benchmark") == benchmark
+            and found.get("model") == replica.model
+            and found.get("kv_cache_dtype") == "auto"
+            and found.get("tensor_parallel_size", 1) == replica.ranks
+            and replica.card.name in found["machine"]
+        )
+        if same:
             return float(found[key])
     return None
 
@@ -211,29 +233,46 @@ def table(head: str, rows: Sequence[Sequence[object]]) -> str:
 def against_measured() -> str:
     work, rows = reference_workload(), []
     for model, ranks in (("qwen3-0.6b", 1), ("qwen3-8b", 1), ("qwen3-8b", 2)):
-        replica = Replica(model, ranks)
-        for what, benchmark, key, value in (
-            ("reference, s", "throughput", "seconds", replica.seconds(work)),
-            ("batch 1, ms a token", "latency", "ms_per_token", replica.decode(1, 256) * 1e3),
-        ):
-            found = measured(benchmark, key, model, ranks)
-            shown = "not yet measured" if found is None else f"{found:.2f}"
-            rows.append((model, ranks, what, f"{value:.2f}", shown))
-    return table("model | cards | what | on paper | measured", rows)
+        for card in (H100, H200):
+            replica = Replica(model, ranks, card)
+            cases = [
+                ("reference workload, s", "throughput", "seconds", replica.seconds(work)),
+                ("batch 1, ms", "latency", "ms_per_token", replica.decode(1, 256) * 1e3),
+            ]
+            if model == "qwen3-0.6b":
+                step = replica.decode(32, 32 * 8224) * 1e3
+                cases.append(("32 x 8,192 tokens, ms a step", "long_context", "ms_per_token", step))
+            for what, benchmark, key, value in cases:
+                found = measured(benchmark, key, replica)
+                shown = ("not yet measured", "")
+                if found is not None:
+                    shown = (f"{found:.2f}", f"{found / value:.2f}")
+                rows.append((model, f"{ranks} x {card.name}", what, f"{value:.2f}", *shown))
+    return table("model | cards | what | on paper | measured | measured / paper", rows)
 
 
 def targets() -> str:
     """Two cards against one (issue 6), and what a sum over the ranks must save to get there."""
-    work, one, two = reference_workload(), Replica("qwen3-8b"), Replica("qwen3-8b", 2)
-    num_sums = 2 * one.shape[0]
-    reference = one.seconds(work) / two.seconds(work)
-    missing = (two.seconds(work) - one.seconds(work) / 1.6) / (max(work.output_lens) - 1) / num_sums
-    rows = [("reference workload, times one card", "at least 1.6", f"{reference:.2f}", missing)]
-    ratio = two.decode(1, 256) / one.decode(1, 256)
-    missing = (two.decode(1, 256) - 0.62 * one.decode(1, 256)) / num_sums
-    rows.append(("batch-1 token time, of one card's", "at most 0.62", f"{ratio:.2f}", missing))
-    shown = [(*row[:3], f"{max(row[3], 0) * 1e6:.1f}") for row in rows]
-    return table("qwen3-8b on two cards | target | on paper, NCCL | us a sum to save", shown)
+    work, rows = reference_workload(), []
+    for card in (H100, H200):
+        one, two = Replica("qwen3-8b", 1, card), Replica("qwen3-8b", 2, card)
+        num_sums = 2 * one.shape[0]
+        pairs = [measured("throughput", "seconds", replica) for replica in (one, two)]
+        slow, fast = one.seconds(work), two.seconds(work)
+        missing = (fast - slow / 1.6) / (max(work.output_lens) - 1) / num_sums
+        what = "reference workload, times one card"
+        rows.append((card.name, what, ">= 1.6", slow / fast, _ratio(*pairs), missing))
+        pairs = [measured("latency", "ms_per_token", replica) for replica in (two, one)]
+        slow, fast = one.decode(1, 256), two.decode(1, 256)
+        what, missing = "batch-1 token time, of one card's", (fast - 0.62 * slow) / num_sums
+        rows.append((card.name, what, "<= 0.62", fast / slow, _ratio(*pairs), missing))
+    shown = [(*row[:3], f"{row[3]:.2f}", row[4], f"{max(row[5], 0) * 1e6:.1f}") for row in rows]
+    head = "cards | qwen3-8b on two | target | on paper | measured | us a sum to save, on paper"
+    return table(head, shown)
+
+
+def _ratio(above: float | None, below: float | None) -> str:
+    return f"{above / below:.2f}" if above and below else "not yet measured"
 
 
 def sizes() -> str:

@@ -283,8 +283,8 @@ def _seated(
     places: list[Place] = []
     started: list[RayRank] = []
     try:
-        for asked in [actor.place.remote() for actor in actors]:
-            places.append(ray.get(asked, timeout=START_SECONDS))
+        asked = [actor.place.remote() for actor in actors]
+        places.extend(ray.get(each, timeout=START_SECONDS) for each in asked)
         store_port = places[0].store_port
         assert store_port is not None, "rank 0 holds the store"
         for rank, (actor, place) in enumerate(zip(actors, places, strict=True)):
