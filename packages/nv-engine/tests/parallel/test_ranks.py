@@ -167,7 +167,8 @@ def test_an_engine_without_a_reference_ends_its_ranks(config, child_processes):
 
 def test_without_ray_the_error_names_the_extra(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "nv_engine.executor.ray", raising=False)
+    for name in ("ray", "ray_rank"):
+        monkeypatch.delitem(sys.modules, f"nv_engine.executor.{name}", raising=False)
     config = EngineConfig(model=str(checkpoint), distributed_executor_backend="ray")
     with pytest.raises(ModuleNotFoundError, match=r'pip install "nv-engine\[ray\]"'):
         Engine(config)

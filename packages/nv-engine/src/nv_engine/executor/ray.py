@@ -1,67 +1,29 @@
 """RayExecutor: ranks on the nodes of a Ray cluster, each an actor that holds one shard.
 
-Owns their places and their start. Ray finds the nodes and ends the processes; batches, results and
-signs of life travel over connections of our own, as between processes of one host: they tell of a
-dead rank at once, and keep their order.
+Owns how many places there are, where, and that they are given back. Ray finds the nodes and ends
+the processes; what a rank and the executor say to each other does not go through Ray.
 """
 
-import os
 import secrets
-import socket
-from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import (
-    Client,
-    Connection,
-    Listener,
-    answer_challenge,
-    deliver_challenge,
-)
-from typing import Any, NamedTuple
+from typing import Any
+
+import ray
+from ray.util import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
-from nv_engine.device import distributed
 from nv_engine.device.worker import Worker
-from nv_engine.executor.rank import MakeWorker, RankSpec, serve
+from nv_engine.executor.rank import MakeWorker, RankSpec
 from nv_engine.executor.ranked import Patience, RankedExecutor, RankZero, located
 from nv_engine.executor.ranks import POLL_SECONDS, Ranks
-
-try:
-    import ray
-    from ray.util import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        'distributed_executor_backend="ray" needs Ray: pip install "nv-engine[ray]"',
-        name=error.name,
-    ) from error
+from nv_engine.executor.ray_rank import Actor, Place, RayRank, Seat
 
 PLACE_SECONDS = 60.0
 """For the cluster to have room for all ranks at once."""
 START_SECONDS = 120.0
 """For a process to start and import torch."""
-ENDING_SECONDS = 1.0
-KEEPALIVE = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 4}
-"""A machine that vanished without a word is noticed after 2 + 4 x 1 seconds..."""
-UNSENT_MILLISECONDS = 6000
-"""... or after this time if something was sent to it."""
-
-Actor = Any
-"""A handle that Ray made; Ray's types are not checked, for it is an extra."""
-
-
-class Place(NamedTuple):
-    """Where a rank is."""
-
-    host: str
-    node_id: str
-    process_id: int
-    port: int
-    """Of its connection."""
-    store_port: int | None
-    """Of the ranks' meeting place, which rank 0 holds."""
 
 
 class RayExecutor(RankedExecutor):
@@ -110,78 +72,6 @@ class RayExecutor(RankedExecutor):
             patience=patience,
             release=lambda: _release(group),
         )
-
-
-class Seat:
-    """The actor: one rank's process on its node."""
-
-    def __init__(self, key: bytes, holds_store: bool) -> None:
-        self._host = ray.util.get_node_ip_address()
-        self._key = key
-        self._listener = Listener((self._host, 0), authkey=key)
-        self._store = distributed.open_store(self._host) if holds_store else None
-
-    def place(self) -> Place:
-        """Where to find this rank."""
-        return Place(
-            self._host,
-            ray.get_runtime_context().get_node_id(),
-            os.getpid(),
-            self._listener.address[1],
-            None if self._store is None else self._store.port,
-        )
-
-    def serve(self, spec: RankSpec) -> None:
-        """Run the rank until the executor closes the connection."""
-        connection: Connection | None = None
-        while connection is None:
-            with suppress(AuthenticationError):  # a stranger; the executor knows the key
-                connection = self._listener.accept()
-        self._listener.close()
-        _keep_alive(connection)
-        serve(connection, spec, self._store)
-
-
-class RayRank:
-    """A rank in an actor."""
-
-    def __init__(self, actor: Actor, place: Place, spec: RankSpec, key: bytes) -> None:
-        """Let the actor serve, and connect to it."""
-        self.number = spec.rank
-        self.process_id = place.process_id
-        self.place = f"process {place.process_id} on node {place.host} ({place.node_id[:8]})"
-        self._actor = actor
-        self._served = actor.serve.remote(spec)
-        self.connection = Client((place.host, place.port))
-        while not self.connection.poll(POLL_SECONDS):
-            if ray.wait([self._served], timeout=0)[0]:
-                ray.get(self._served)  # raises: the actor cannot read what it was sent
-        answer_challenge(self.connection, key)
-        deliver_challenge(self.connection, key)
-        _keep_alive(self.connection)
-
-    def kill(self) -> None:
-        """End its process now; nothing happens to one that has ended."""
-        if ray.is_initialized():
-            ray.kill(self._actor)
-
-    def wait(self, seconds: float) -> None:
-        """Give it time to end by itself."""
-        if ray.is_initialized():
-            ray.wait([self._served], timeout=max(seconds, 0))
-
-    def bury(self) -> None:
-        """After `kill`: Ray sees to it."""
-
-    def ending(self) -> str:
-        """What Ray knows of one that closed its connection, which may be nothing yet."""
-        try:
-            ray.get(self._served, timeout=ENDING_SECONDS)
-        except ray.exceptions.GetTimeoutError:
-            return "its connection broke off"
-        except ray.exceptions.RayError as error:
-            return str(error).strip()
-        return "it closed its connection"
 
 
 class _RemoteWorker:
@@ -324,13 +214,3 @@ def _release(group: Any) -> None:  # noqa: ANN401
     """Give the room back."""
     if ray.is_initialized():
         remove_placement_group(group)
-
-
-def _keep_alive(connection: Connection) -> None:
-    """No waiting for company on the way, and news of a machine that is gone within seconds."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as link:
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MILLISECONDS)
-        for option, value in KEEPALIVE.items():
-            link.setsockopt(socket.IPPROTO_TCP, option, value)
