@@ -34,7 +34,9 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps, placement)
         self.mlp = GatedMLP(config, placement)
         parallel = placement.parallel
-        self.reduce = parallel.all_reduce if parallel.size > 1 else None
+        self.batch_invariant = placement.batch_invariant
+        reduce = parallel.sum_in_order if placement.batch_invariant else parallel.all_reduce
+        self.reduce = reduce if parallel.size > 1 else None
         self.weights: nk.LayerWeights | None = None
 
     def gather(self) -> nk.LayerWeights:
@@ -52,6 +54,7 @@ class DecoderLayer(nn.Module):
             output_bias=attention.o_proj.own_bias,
             gate_up_bias=mlp.gate_up_proj.bias,
             down_bias=mlp.down_proj.own_bias,
+            batch_invariant=self.batch_invariant,
         )
 
     def forward(

@@ -32,6 +32,7 @@ def load_model(
     parallel: TensorParallel = TensorParallel(),  # noqa: B008  # frozen
     load_format: str = "auto",
     seed: int = 0,
+    batch_invariant: bool = False,
 ) -> CausalLM:
     """Build a checkpoint's model and fill it.
 
@@ -43,6 +44,8 @@ def load_model(
         load_format: "safetensors", "gguf", "auto" (whichever the folder holds), or "dummy":
             random weights, of which only config.json is needed.
         seed: of the random weights.
+        batch_invariant: compute a token bitwise the same whatever else is in its step, if the
+            attention backend does too; in fp32 on a CPU it is so anyway.
 
     Returns:
         The model, whose `config.dtype` is the dtype it was loaded in.
@@ -59,7 +62,7 @@ def load_model(
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
-    placement = Placement(torch.device(device), chosen, parallel)
+    placement = Placement(torch.device(device), chosen, parallel, batch_invariant)
     config = dataclasses.replace(config, dtype=chosen)
     model: CausalLM = model_class(config.architecture)(config, placement).eval()
     if checkpoint:

@@ -23,7 +23,7 @@ def pack_weights(model: nn.Module, head: Vocabulary, tied: bool) -> None:
 
 
 def replace_weight(module: nn.Module, packed: torch.Tensor) -> None:
-    """Let go of the parameter `weight` for a packed tensor, which is no nn.Parameter."""
+    """Let go of the parameter `weight` for a packed one; what oneDNN packs is no nn.Parameter."""
     if packed is not module.weight:
         del module.weight
-        module.weight = packed
+        module.weight = packed if packed.is_mkldnn else nn.Parameter(packed, requires_grad=False)

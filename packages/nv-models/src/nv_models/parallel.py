@@ -80,6 +80,20 @@ class TensorParallel:
             dist.all_reduce(x, group=self.group)
         return x
 
+    def sum_in_order(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over the ranks, in place and in fp32, in order of rank; returns x.
+
+        `all_reduce` may add in an order that depends on an element's place.
+        """
+        if self.size > 1:
+            parts = x.new_empty((self.size, *x.shape))
+            dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1), group=self.group)
+            total = parts[0].float()
+            for part in parts[1:]:
+                total = total + part
+            x.copy_(total)
+        return x
+
     def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
         """[..., N] on each rank -> [..., size * N] on every rank, in order of rank."""
         if self.size == 1:

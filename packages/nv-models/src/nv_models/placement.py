@@ -20,6 +20,8 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     parallel: TensorParallel
+    batch_invariant: bool = False
+    """A token's results are bitwise the same whatever else is in its step."""
 
     def empty(self, *shape: int) -> nn.Parameter:
         """An uninitialized parameter that never asks for a gradient."""

@@ -129,18 +129,13 @@ def _attend(
     rows = q.view(items, tokens, heads, group, dim).transpose(1, 2)  # [I, H, tokens, G, D]
     rows = rows.reshape(items, heads, tokens * group, dim).float() * (scale * kv.k_scale)
     rows = functional.pad(rows, (0, 0, 0, batch.num_rows - tokens * group))  # [I, H, R, D]
-    k = _gather(kv.k, batch.pieces, scratch)  # [F H, KEYS, D]
+    k = _gather(kv.k, batch, scratch)  # [F H, KEYS, D]
     tiles, shape = batch.item_of_tile.shape[0], (heads, batch.num_rows)
     scores = torch.bmm(rows[batch.item_of_tile].flatten(0, 1), k.transpose(1, 2))
-    scores = scores.view(tiles, *shape, KEYS)
-    edges = scores[batch.edges]
-    scores[batch.edges] = edges.masked_fill_(batch.hidden, float("-inf"))
+    scores = scores.view(tiles, *shape, KEYS).add_(batch.mask)
     top = _over_tiles(scores.amax(-1), batch.counts, torch.maximum)  # [I, H, R]
     weights = scores.sub_(top[batch.item_of_tile][..., None]).exp_()
-    v = _gather(kv.v, batch.pieces, scratch)
-    if batch.absent is not None:  # what lies there may be a NaN
-        by_tile = v.view(tiles, heads, KEYS, dim)
-        by_tile[batch.last] = by_tile[batch.last].masked_fill_(batch.absent, 0.0)
+    v = _gather(kv.v, batch, scratch)
     values = torch.bmm(weights.flatten(0, 1), v).view(tiles, *shape, dim)
     total = _over_tiles(weights.sum(-1), batch.counts, torch.add)
     summed = _over_tiles(values, batch.counts, torch.add) / total[..., None]
@@ -163,18 +158,22 @@ def _over_tiles(
     return total
 
 
-def _gather(cache: torch.Tensor, pieces: torch.Tensor, scratch: Scratch) -> torch.Tensor:
-    """Read tiles of [num_blocks, block_size, Hkv, D] as [F Hkv, KEYS, D] fp32, until the next."""
+def _gather(cache: torch.Tensor, batch: Batch, scratch: Scratch) -> torch.Tensor:
+    """Read tiles of [num_blocks, block_size, Hkv, D] as [F Hkv, KEYS, D] fp32, until the next.
+
+    What lies past a sequence's last token may be a NaN, and becomes 0.
+    """
     dim = cache.shape[3]
     by_head = cache.transpose(1, 2)  # [num_blocks, Hkv, block_size, D], contiguous
     by_piece = by_head.view(-1, piece_tokens(cache.shape[1]) * dim)  # fails on a foreign layout
     if cache.dtype == torch.float8_e4m3fn:
         by_piece = by_piece.view(torch.uint8)  # which torch can index
-    found = scratch.get("gathered", pieces.shape[0], by_piece.shape[1], by_piece.dtype)
-    torch.index_select(by_piece, 0, pieces, out=found)
+    found = scratch.get("gathered", batch.pieces.shape[0], by_piece.shape[1], by_piece.dtype)
+    torch.index_select(by_piece, 0, batch.pieces, out=found)
     if cache.dtype != torch.float32:
         single = scratch.get("fp32", found.shape[0], found.shape[1], torch.float32)
         found = single.copy_(found.view(cache.dtype))
+    found.view(-1, dim).index_fill_(0, batch.absent, 0.0)
     return found.view(-1, KEYS, dim)
 
 

@@ -78,6 +78,8 @@ def attention_backend(
 def _automatic(shape: AttentionShape) -> AttentionBackend:
     if shape.device.type != "cuda":
         kind = shape.device.type
+        if shape.dtype == torch.float32:
+            return _build("batch_invariant", f"auto: fp32 on {kind!r} is exact in any batch", shape)
         return _build("torch", f"auto: the device is {kind!r}, which the others cannot use", shape)
     try:
         return _build("triton", "auto: the device is a CUDA card", shape)

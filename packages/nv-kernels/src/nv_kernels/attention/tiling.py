@@ -40,10 +40,8 @@ class Batch:
         item_of_tile: [F].
         counts: items that have a tile at each place of the sequence.
         pieces: [F * Hkv * KEYS / piece] of the cache, cut into pieces of one head.
-        edges: [E] tiles that some row of its item does not see in full.
-        hidden: [E, 1, R, KEYS].
-        last: [I] the last tile of each item.
-        absent: [I, 1, KEYS, 1], its keys past the item's last; None: there are none.
+        mask: [F, 1, R, KEYS], R 1 where items have one token: 0, or -inf for what is hidden.
+        absent: [A] rows among the gathered [F * Hkv * KEYS]: keys past the item's last.
     """
 
     num_rows: int
@@ -53,10 +51,8 @@ class Batch:
     item_of_tile: torch.Tensor
     counts: tuple[int, ...]
     pieces: torch.Tensor
-    edges: torch.Tensor
-    hidden: torch.Tensor
-    last: torch.Tensor
-    absent: torch.Tensor | None
+    mask: torch.Tensor
+    absent: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -140,16 +136,14 @@ def _batch(
     places = torch.arange(items[0].num_tiles, device=device)
     there = places[:, None] < num_tiles  # [places, I]
     place, item = there.nonzero().unbind(1)  # [F] each, ordered by place, then item
-    last = (place == num_tiles[item] - 1).nonzero()[:, 0]  # [F' = I], in another order
-    last = last[item[last].argsort()]
+    keys = (place * KEYS)[:, None] + torch.arange(KEYS, device=device)  # [F, KEYS]
+    past = (keys >= seen[item, None])[:, None].expand(-1, shape.num_kv_heads, -1)
     group = shape.num_q_heads // shape.num_kv_heads
-    token_of_row = torch.minimum(torch.arange(num_rows, device=device) // group, used[:, None] - 1)
-    visible = (seen - used)[:, None] + token_of_row + 1  # [I, R]
-    key_end = (place + 1) * KEYS
-    edges = (key_end > visible[item, 0]).nonzero()[:, 0]
-    keys = (place[edges] * KEYS)[:, None] + torch.arange(KEYS, device=device)  # [E, KEYS]
-    hidden = keys[:, None, None] >= visible[item[edges], None, :, None]  # [E, 1, R, KEYS]
-    absent = (num_tiles - 1)[:, None] * KEYS + torch.arange(KEYS, device=device) >= seen[:, None]
+    rows = torch.arange(num_rows if tokens > 1 else 1, device=device)
+    token_of_row = torch.minimum(rows // group, used[:, None] - 1)  # [I, R]
+    visible = ((seen - used)[:, None] + token_of_row + 1)[item]  # [F, R]
+    mask = torch.zeros(keys.shape[0], 1, rows.shape[0], KEYS, device=device)
+    mask.masked_fill_(keys[:, None, None] >= visible[:, None, :, None], float("-inf"))
     return Batch(
         num_rows=num_rows,
         query_rows=query_rows,
@@ -158,10 +152,8 @@ def _batch(
         item_of_tile=item,
         counts=tuple(there.sum(1).tolist()),
         pieces=_pieces(place, row[item], seen[item], tables, shape),
-        edges=edges,
-        hidden=hidden,
-        last=last,
-        absent=absent[:, None, :, None] if bool(absent.any()) else None,
+        mask=mask,
+        absent=past.flatten().nonzero()[:, 0],
     )
 
 
