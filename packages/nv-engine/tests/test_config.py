@@ -41,12 +41,17 @@ def test_out_of_range_names_option_and_value(option: str, value: object) -> None
     ("option", "value"),
     [
         ("quantization", "awq"),
-        ("deterministic", True),
     ],
 )
 def test_what_is_not_built_says_so(option: str, value: object) -> None:
     with pytest.raises(NotImplementedError, match=f"{option}=.*not built"):
         EngineConfig(model="m", **{option: value})
+
+
+def test_deterministic_has_its_own_attention() -> None:
+    assert EngineConfig(model="m", deterministic=True).deterministic
+    with pytest.raises(ValueError, match="leave attention_backend at"):
+        EngineConfig(model="m", deterministic=True, attention_backend="torch")
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 192, 256, 1024])
