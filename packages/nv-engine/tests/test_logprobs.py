@@ -155,6 +155,22 @@ def test_ties_share_a_rank_and_parts_change_nothing():
     assert len(list(row_parts(3, 2**30))) == 3
 
 
+def test_deterministic_log_probabilities_are_of_the_row_alone():
+    """Of equals the lowest ids, whatever others ask for; a row's sum, wherever it lies."""
+    logits = torch.randint(-3, 3, (7, 101), generator=torch.Generator().manual_seed(0)).bfloat16()
+    ids = torch.arange(7)
+    many = top_logprobs(logits, ids, 101, deterministic=True)
+    assert torch.equal(many.token_ids[:, 1:], logits.sort(descending=True, stable=True).indices)
+    for row in range(7):
+        alone = top_logprobs(logits[row : row + 1], ids[row : row + 1], 4, deterministic=True)
+        assert torch.equal(alone.token_ids[0], many.token_ids[row, :5])
+        assert torch.equal(alone.logprobs[0], many.logprobs[row, :5])
+        assert torch.equal(alone.ranks[0], many.ranks[row])
+    plain = top_logprobs(logits, ids, 101)
+    torch.testing.assert_close(many.logprobs, plain.logprobs)
+    assert torch.equal(many.ranks, plain.ranks)
+
+
 def test_half_precision_logits_are_summed_in_fp32():
     logits = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
     top = top_logprobs(logits, torch.arange(4), 5)

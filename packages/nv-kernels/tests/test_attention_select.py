@@ -15,9 +15,12 @@ SHAPE = {
 
 
 def test_auto_on_a_cpu_says_why():
-    backend = nk.attention_backend("auto", device="cpu", **SHAPE)
+    backend = nk.attention_backend("auto", device="cpu", **(SHAPE | {"dtype": torch.bfloat16}))
     assert backend.name == "torch"
     assert "cpu" in backend.reason
+    backend = nk.attention_backend("auto", device="cpu", **SHAPE)
+    assert backend.name == "batch_invariant"
+    assert "fp32 on 'cpu'" in backend.reason
     assert "name" in nk.attention_backend("torch", device="cpu", **SHAPE).reason
 
 
