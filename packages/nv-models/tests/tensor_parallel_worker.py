@@ -13,8 +13,11 @@ from conftest import PagedRunner
 def main(rank: int, size: int, port: str, folders: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
-    for folder in folders:
-        model = load_model(folder, parallel=TensorParallel(rank, size))
+    own = torch.full((2, 3), float(rank + 1))
+    assert torch.equal(TensorParallel(rank, size).sum_in_order(own), torch.full((2, 3), 3.0))
+    for index, folder in enumerate(folders):
+        parallel = TensorParallel(rank, size)
+        model = load_model(folder, parallel=parallel, batch_invariant=index == 2)
         runner = PagedRunner(model, size=size)
         logits = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
         torch.save(logits, Path(folder) / f"logits.{rank}")
