@@ -110,7 +110,11 @@ def test_what_is_not_built_yet_says_so(name, value):
         ("max_num_seqs", True, "max_num_seqs is True: it must be an integer from 1 to 2147483647"),
         ("gpu_memory_utilization", True, "gpu_memory_utilization is True: it must be a number"),
         ("gpu_memory_utilization", "0.9", "gpu_memory_utilization is '0.9': it must be a number"),
-        ("gpu_memory_utilization", 1.5, r"gpu_memory_utilization is 1.5: it must be a number in \(0, 1\]"),
+        (
+            "gpu_memory_utilization",
+            1.5,
+            r"gpu_memory_utilization is 1.5: it must be a number in \(0, 1\]",
+        ),
         ("swap_space", "4", "swap_space is '4': it must be a number"),
         ("enforce_eager", 1, "enforce_eager is 1: it must be True or False"),
         ("enable_prefix_caching", "no", "enable_prefix_caching is 'no': it must be True or False"),

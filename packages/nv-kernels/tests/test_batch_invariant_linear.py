@@ -110,7 +110,7 @@ def test_on_a_card(rows, columns, dtype):
     bias = draw(rows, dtype=dtype, seed=2, device=DEVICE)
     truth = x.double() @ weight.double().T
     whole = invariant.batch_invariant_linear(x, weight)
-    rtol = {torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
+    rtol = {torch.float32: 3e-5, torch.bfloat16: 2**-7}[dtype]  # of sums over 12,288 columns
     torch.testing.assert_close(whole.double(), truth, rtol=rtol, atol=rtol)
     biased = invariant.batch_invariant_linear(x, weight, bias)
     torch.testing.assert_close(biased.double(), truth + bias, rtol=rtol, atol=2 * rtol)
