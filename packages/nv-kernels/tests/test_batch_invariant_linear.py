@@ -8,7 +8,7 @@ from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpr
 from nv_kernels.reference.heights import agreeing_heights, multiply_in_blocks
 from nv_kernels.triton import batch_invariant_linear as invariant
 
-TOKENS = (1, 2, 3, 5, 8, 13, 16, 17, 31, 33, 64, 65, 100)
+TOKENS = (1, 2, 5, 16, 17, 33, 65, 100)
 # The demo model's four, a tiny one, odd ones, one of many columns.
 SHAPES = [(960, 576), (576, 1536), (192, 64), (7, 33), (100, 300), (2049, 128), (64, 3072)]
 
@@ -42,7 +42,7 @@ def test_on_a_cpu(rows, columns, dtype, packed, num_threads):
     biased = nk.batch_invariant_linear(x, laid_out, bias)
     torch.testing.assert_close(biased.double(), truth + bias, rtol=rtol, atol=2 * rtol)
     for tokens in TOKENS:
-        for start in (0, 1, 160 - tokens):
+        for start in (1, 160 - tokens):
             part = x[start : start + tokens]
             rows_of = slice(start, start + tokens)
             assert torch.equal(nk.batch_invariant_linear(part, laid_out), whole[rows_of])
