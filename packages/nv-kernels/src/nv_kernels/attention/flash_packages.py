@@ -1,0 +1,217 @@
+"""The FlashAttention packages: which one is there, what it takes, how it is called.
+
+Owns their names and arguments. Never splits a step, and imports nothing before it is asked to.
+
+FlashAttention-3 (Shah et al. 2024) is taken where it is installed and the card is a Hopper, else
+FlashAttention-2 (Dao 2023). Version 3 reads whole blocks: what lies behind a sequence's last token
+must be finite, as it is in a pool of `KVLayout.allocate`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from nv_kernels.kv import KVCache
+    from nv_kernels.metadata import AttentionShape
+
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+HEAD_DIM_MULTIPLE = 8
+FLASH2_BLOCK_MULTIPLE = 256
+INSTALL = (
+    'install FlashAttention-2 with `pip install "nv-kernels[flash-attn]"`, or on a Hopper card a '
+    "wheel of FlashAttention-3 that provides `flash_attn_interface`"
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Sequences of one call.
+
+    Attributes:
+        context_lens: [N] int32.
+        block_tables: [N, W] int32, no wider than the bound on the contexts asks for: the packages
+            take the width for the longest context when they cut the work.
+    """
+
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Sequences of any number of queries.
+
+    Attributes:
+        rows: of the N sequences.
+        query_start: [N+1] int32, of the query rows after the decode rows.
+        context_start: [N+1] int32, the contexts' lengths summed.
+        max_query_len: host bound.
+        max_context_len: host bound.
+    """
+
+    rows: Rows
+    query_start: torch.Tensor
+    context_start: torch.Tensor
+    max_query_len: int
+    max_context_len: int
+
+
+class Package(Protocol):
+    """A version of the package. Both calls return attention of q over the cache, causal."""
+
+    @property
+    def title(self) -> str:
+        """The version, and what is imported."""
+
+    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
+        """Attend one query a sequence: q [N, Hq, D]."""
+
+    def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
+        """Attend packed queries: q [T, Hq, D]; rows past the last sequence's are arbitrary."""
+
+
+@dataclass(frozen=True)
+class Flash3:
+    """FlashAttention-3, blocks of any size.
+
+    Attributes:
+        module: `flash_attn_interface`.
+        title: for the reason.
+    """
+
+    module: Any
+    title: str = "FlashAttention-3 (flash_attn_interface)"
+
+    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
+        """See `Package`."""
+        out: torch.Tensor = self.module.flash_attn_with_kvcache(
+            q[:, None],
+            kv.k,
+            kv.v,
+            cache_seqlens=rows.context_lens,
+            page_table=rows.block_tables,
+            softmax_scale=scale,
+            causal=True,
+        )  # [N, 1, Hq, D]
+        return out[:, 0]
+
+    def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
+        """See `Package`."""
+        out: torch.Tensor = self.module.flash_attn_with_kvcache(
+            q,
+            kv.k,
+            kv.v,
+            cache_seqlens=chunks.rows.context_lens,
+            page_table=chunks.rows.block_tables,
+            cu_seqlens_q=chunks.query_start,
+            max_seqlen_q=chunks.max_query_len,
+            softmax_scale=scale,
+            causal=True,
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class Flash2:
+    """FlashAttention-2, blocks of a multiple of 256 tokens.
+
+    Attributes:
+        module: `flash_attn`.
+        title: for the reason.
+    """
+
+    module: Any
+    title: str = "FlashAttention-2 (flash_attn)"
+
+    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
+        """See `Package`."""
+        out: torch.Tensor = self.module.flash_attn_with_kvcache(
+            q[:, None],
+            kv.k,
+            kv.v,
+            cache_seqlens=rows.context_lens,
+            block_table=rows.block_tables,
+            softmax_scale=scale,
+            causal=True,
+        )  # [N, 1, Hq, D]
+        return out[:, 0]
+
+    def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
+        """See `Package`."""
+        out: torch.Tensor = self.module.flash_attn_varlen_func(
+            q,
+            kv.k,
+            kv.v,
+            cu_seqlens_q=chunks.query_start,
+            cu_seqlens_k=chunks.context_start,
+            max_seqlen_q=chunks.max_query_len,
+            max_seqlen_k=chunks.max_context_len,
+            softmax_scale=scale,
+            causal=True,
+            block_table=chunks.rows.block_tables,
+        )
+        return out
+
+
+def _check_heads(shape: AttentionShape) -> None:
+    """Check what no version does."""
+    if shape.dtype not in DTYPES:
+        raise ValueError(
+            f"attention backend 'flash_attn' takes bfloat16 or float16, not {shape.dtype}; use "
+            "'torch' there"
+        )
+    if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % HEAD_DIM_MULTIPLE:
+        raise ValueError(
+            f"head_dim {shape.head_dim} is not one that attention backend 'flash_attn' takes, a "
+            f"multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}; use 'torch' there"
+        )
+
+
+def find(shape: AttentionShape) -> Package:
+    """Pick the newest version that can be imported and knows the card.
+
+    Args:
+        shape: what it will be called with.
+
+    Returns:
+        The package.
+
+    Raises:
+        ValueError: none can be imported, or the one found does not take the dtype, head_dim,
+            block size or card.
+    """
+    _check_heads(shape)
+    capability = (9, 0)
+    if shape.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(shape.device)
+    missing = [f"flash_attn_interface is for Hopper cards (9.x), not {capability[0]}.x"]
+    if capability[0] == 9:
+        try:
+            return Flash3(importlib.import_module("flash_attn_interface"))
+        except ImportError as error:
+            missing = [f"flash_attn_interface cannot be imported ({error})"]
+    try:
+        module = importlib.import_module("flash_attn")
+    except ImportError as error:
+        missing.append(f"flash_attn cannot be imported ({error})")
+        raise ValueError(
+            f"attention backend 'flash_attn' has no package to call: {'; '.join(missing)}; "
+            f"{INSTALL}, or use 'triton'"
+        ) from error
+    if capability[0] < 8:
+        raise ValueError(
+            f"attention backend 'flash_attn' needs a card of compute capability 8.0 or more, not "
+            f"{capability[0]}.{capability[1]}; use 'triton'"
+        )
+    if shape.block_size % FLASH2_BLOCK_MULTIPLE:
+        raise ValueError(
+            f"block_size {shape.block_size} is not a multiple of {FLASH2_BLOCK_MULTIPLE}, which "
+            f"FlashAttention-2 asks for ({'; '.join(missing)}); use such a block size, or 'triton'"
+        )
+    return Flash2(module)
