@@ -10,6 +10,7 @@ sequence.
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -136,5 +137,9 @@ class FlashAttention:
 
 def _owned(out: torch.Tensor, query_start: torch.Tensor) -> torch.Tensor:
     """Zero, in place, the rows of [T, Hq, D] past the last sequence's."""
+    end = query_start[-1]
+    if out.is_cuda:
+        importlib.import_module("nv_kernels.triton.zero_tail").zero_tail(out, end)
+        return out
     rows = torch.arange(out.shape[0], device=out.device)
-    return out.masked_fill_((rows >= query_start[-1])[:, None, None], 0.0)
+    return out.masked_fill_((rows >= end)[:, None, None], 0.0)
