@@ -1,7 +1,8 @@
-"""What an fp8 KV cache costs in exactness: the demo model on real text, fp8 against its own dtype.
+"""What an fp8 KV cache costs in exactness: a model on real text, fp8 against its own dtype.
 
 Prompt tokens' log-probabilities are compared where both caches see the same text; greedy answers
-until they first differ. Runs on a CPU or a card.
+until they first differ. Runs on a CPU or a card, the demo model or any other; one without a
+tokenizer reads bytes, as `train_tiny.py` makes it, of files that its training never saw.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from nv_api import LLM, SamplingParams
 from report import report
+from train_tiny import held_out_passages
 
 TEXTS = [
     "The capital of France is Paris, and the capital of Italy is Rome. The capital of Spain is",
@@ -25,13 +27,28 @@ TEXTS = [
 ]
 
 
-def run(dtype: str, kv_cache_dtype: str, paragraphs: list[str], num_tokens: int):
+def reads_bytes(model: str) -> bool:
+    """True for a checkpoint's folder that has no tokenizer."""
+    return Path(model).is_dir() and not any(Path(model).glob("tokenizer*"))
+
+
+def prompts_for(model: str, num_passages: int, passage_length: int) -> list[str] | list[list[int]]:
+    """Paragraphs for a model with a tokenizer, held-out bytes for one without."""
+    if reads_bytes(model):
+        return held_out_passages(num_passages, passage_length)
+    manual = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
+    return [*TEXTS, manual[:3000]]
+
+
+def run(args: argparse.Namespace, dtype: str, kv_cache_dtype: str):
     """Log-probabilities of each prompt's own tokens, and greedy answers."""
     params = SamplingParams(
-        temperature=0, max_tokens=num_tokens, ignore_eos=True, prompt_logprobs=0
+        temperature=0, max_tokens=args.num_tokens, ignore_eos=True, prompt_logprobs=0
     )
-    with LLM("demo", dtype=dtype, kv_cache_dtype=kv_cache_dtype, max_num_seqs=8) as llm:
-        outputs = llm.generate(paragraphs, params, use_tqdm=False)
+    prompts = prompts_for(args.model, args.num_passages, args.passage_length)
+    options = {"max_num_seqs": args.max_num_seqs, "skip_tokenizer_init": reads_bytes(args.model)}
+    with LLM(args.model, dtype=dtype, kv_cache_dtype=kv_cache_dtype, **options) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
     own = [
         [
             entry[token].logprob
@@ -52,6 +69,12 @@ def agreement(answers: list[list[int]], others: list[list[int]]) -> float:
     return same / sum(map(len, answers))
 
 
+def distances(logprobs: list[list[float]], others: list[list[float]]) -> list[float]:
+    """Of each token's log-probabilities, in nats."""
+    pairs = zip(chain.from_iterable(logprobs), chain.from_iterable(others), strict=True)
+    return [abs(a - b) for a, b in pairs]
+
+
 def perplexity(logprobs: list[list[float]]) -> float:
     """Of all tokens together."""
     return round(math.exp(-statistics.mean(chain.from_iterable(logprobs))), 4)
@@ -59,25 +82,22 @@ def perplexity(logprobs: list[list[float]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--num-tokens", type=int, default=64)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--num-tokens", type=int, default=64, help="of each greedy answer")
+    parser.add_argument("--num-passages", type=int, default=64, help="where the model reads bytes")
+    parser.add_argument("--passage-length", type=int, default=448, help="likewise, in bytes")
+    parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--save")
     args = parser.parse_args()
-    manual = Path(__file__).parents[1].joinpath("README.md").read_text(encoding="utf-8")
-    paragraphs = [*TEXTS, manual[:3000]]
-    runs = {
-        name: run(dtype, kv, paragraphs, args.num_tokens)
-        for name, dtype, kv in (
-            ("fp32", "float32", "auto"), ("bf16", "bfloat16", "auto"), ("fp8", "bfloat16", "fp8"),
-        )
-    }  # fmt: skip
-    figures: dict[str, object] = {"model": "demo", "tokens": sum(map(len, runs["fp32"][0]))}
+    kinds = {"fp32": ("float32", "auto"), "bf16": ("bfloat16", "auto"), "fp8": ("bfloat16", "fp8")}
+    runs = {name: run(args, *kind) for name, kind in kinds.items()}
+    figures: dict[str, object] = {
+        "model": Path(args.model).name,
+        "tokens": sum(map(len, runs["fp32"][0])),
+    }
     truth, answers = runs["fp32"]
     for name in ("bf16", "fp8"):
-        errors = [
-            abs(a - b)
-            for mine, other in zip(runs[name][0], truth, strict=True)
-            for a, b in zip(mine, other, strict=True)
-        ]
+        errors = distances(runs[name][0], truth)
         figures[name] = {
             "mean_logprob_error": round(statistics.mean(errors), 5),
             "largest_logprob_error": round(max(errors), 4),
@@ -85,6 +105,8 @@ def main() -> None:
             "greedy_tokens_as_fp32": round(agreement(runs[name][1], answers), 3),
         }
     figures["fp32_perplexity"] = perplexity(truth)
+    fp8_from_bf16 = distances(runs["fp8"][0], runs["bf16"][0])
+    figures["mean_logprob_distance_fp8_bf16"] = round(statistics.mean(fp8_from_bf16), 5)
     figures["greedy_tokens_fp8_as_bf16"] = round(agreement(runs["fp8"][1], runs["bf16"][1]), 3)
     report("fp8_accuracy", figures, args.save)
 
