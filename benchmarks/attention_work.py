@@ -4,14 +4,18 @@ Inputs rotate over disjoint block tables, so that no replay finds its keys in L2
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import nv_kernels as nk
 import torch
 import triton
 import triton.language as tl
+from nv_kernels.attention.flash import FlashAttention
 from nv_kernels.attention.triton import TritonAttention
 from nv_kernels.metadata import AttentionShape
+from step_parts import graph_time
+from torch.nn import functional
 
 POOL_TOKENS = 655_360  # 2.7 GB of bf16 keys and values at 8 heads of 128
 MAX_CONTEXT = 4096  # the bound a graph is captured for, unless a length exceeds it
@@ -108,24 +112,69 @@ class Work:
         pairs = zip(self.backends, self.steps, strict=True)
         self.plans = [backend.plan(step) for backend, step in pairs]
 
-    def backend(self) -> TritonAttention:
+    @property
+    def shape(self) -> AttentionShape:
         case = self.case
         device = torch.device("cuda")
-        shape = AttentionShape(device, torch.bfloat16, *case.heads, case.head_dim, case.block_size)
-        return TritonAttention(shape, "a benchmark")
+        return AttentionShape(device, torch.bfloat16, *case.heads, case.head_dim, case.block_size)
+
+    def backend(self) -> TritonAttention:
+        return TritonAttention(self.shape, "a benchmark")
+
+    def flash(self) -> Callable[[int], torch.Tensor] | None:
+        """The same step by the FlashAttention package that is installed, over the same cache."""
+        if self.case.fp8:
+            return None
+        try:
+            backend = FlashAttention(self.shape, "a benchmark")
+        except ValueError:  # no package, or one that does not take these blocks
+            return None
+        plans = [backend.plan(step) for step in self.steps]
+
+        def attend(index: int) -> torch.Tensor:
+            index %= len(plans)
+            return backend.attend(self.q, self.kv, self.steps[index], plans[index], self.scale)
+
+        return attend
+
+    def dense(self) -> Callable[[int], torch.Tensor] | None:
+        """torch's attention where it applies: equal rows, whose keys lie side by side, unpaged."""
+        query, context = self.case.rows[0]
+        if self.case.fp8 or set(self.case.rows) != {(query, context)} or query not in (1, context):
+            return None
+        num_rows = len(self.case.rows)
+        keys, values = (part.flatten(0, 1) for part in (self.kv.k, self.kv.v))  # [slots, Hkv, D]
+        q = self.q.view(num_rows, query, *self.q.shape[1:]).transpose(1, 2)
+        size = num_rows * context
+
+        def attend(index: int) -> torch.Tensor:
+            start = index * size % (keys.shape[0] - size + 1)
+            k, v = (
+                part[start : start + size].unflatten(0, (num_rows, context)).transpose(1, 2)
+                for part in (keys, values)
+            )  # [N, Hkv, context, D]
+            return functional.scaled_dot_product_attention(
+                q, k, v, is_causal=query > 1, scale=self.scale, enable_gqa=True
+            )
+
+        return attend
+
+    @property
+    def scale(self) -> float:
+        return self.case.head_dim**-0.5
 
     def attend(self, index: int) -> torch.Tensor:
         index %= len(self.steps)
         backend, step, plan = self.backends[index], self.steps[index], self.plans[index]
-        return backend.attend(self.q, self.kv, step, plan, self.case.head_dim**-0.5)
+        return backend.attend(self.q, self.kv, step, plan, self.scale)
 
     def plan(self, index: int) -> None:
         index %= len(self.steps)
         self.backends[index].plan(self.steps[index])
 
-    def error(self) -> float:
+    def error(self, attend: Callable[[int], torch.Tensor]) -> float:
         """Relative error of up to five sequences, 256 query rows each, against the definition."""
-        out, step = self.attend(0), self.steps[0]
+        out, step = attend(0), self.steps[0]
         starts = step.query_start.tolist()
         worst = 0.0
         for row in range(0, len(self.case.rows), max(1, len(self.case.rows) // 4)):
@@ -140,7 +189,7 @@ class Work:
                 self.case.rows[row][1],
                 0,
             )
-            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.case.head_dim**-0.5)
+            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.scale)
             off = (out[mine].double() - expected.double()).norm() / expected.double().norm()
             worst = max(worst, float(off)) if off == off else float("inf")
         return worst
@@ -171,27 +220,12 @@ class Work:
 
 def graph_microseconds(launch, launches: int, replays: int = 15, warm: int = 2) -> float:
     """Median time of one launch: `launches` of them in a graph, replayed after `warm` replays."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch(0)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def work() -> None:
         for index in range(launches):
             launch(index)
-    for _ in range(warm):
-        graph.replay()
-    times = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        times.append((start, end))
-    torch.cuda.synchronize()
-    found = sorted(start.elapsed_time(end) for start, end in times)
-    return found[replays // 2] * 1e3 / launches
+
+    return graph_time(work, replays, warm) / launches
 
 
 @triton.jit

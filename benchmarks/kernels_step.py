@@ -2,13 +2,10 @@
 
 Each row in CUDA graphs, weights and logits rotated so that nothing is read from L2 by luck,
 against the bound (bytes over the read rate measured in the same run) and torch's or cuBLAS's
-version. `python benchmarks/kernels_step.py` writes results/kernels_step.json; parts of it run
-alone when named: chain, big, head, sampler.
+version. `kernels.py` runs it.
 """
 
 from __future__ import annotations
-
-import sys
 
 import torch
 from nv_kernels.triton import linear, sampling
@@ -17,11 +14,9 @@ from step_parts import (
     DEVICE,
     Model,
     error,
-    facts,
     graph_time,
-    read_ceiling,
     sampling_tensors,
-    save,
+    time_each,
 )
 from torch.nn import functional
 
@@ -154,29 +149,4 @@ def sorted_peer(logits, draws):
     return order.gather(1, drawn)
 
 
-def time_each(work, items, reps=11):
-    return graph_time(lambda: [work(item) for item in items], reps=reps) / len(items)
-
-
 PARTS = {"chain": chain_rows, "big": big_rows, "head": head_rows, "sampler": sampler_rows}
-
-
-def main():
-    rate = read_ceiling()
-    result = {**facts(), "read_rate": rate, "rows": []}
-    print(f"{result['card']}, reads {rate / 1e12:.2f} TB/s", flush=True)
-    print(f"{'':16}{'rows':>5}{'bound':>9}{'ours':>9}{'target':>9}{'torch':>9}", flush=True)
-    for part in sys.argv[1:] or PARTS:
-        for row in PARTS[part](rate):
-            result["rows"].append(row)
-            digits = 3 if row["unit"] == "ms" else 1
-            numbers = (row["bound"], row["ours"], row["target"], row["torch"])
-            cells = "".join(f"{'' if n is None else f'{n:.{digits}f}':>9}" for n in numbers)
-            more = {key: round(row[key], 4) for key in ("error", "without_stand_in", "logits")
-                    if key in row}  # fmt: skip
-            print(f"{row['what']:16}{row['rows']:5}{cells} {row['unit']} {more or ''}", flush=True)
-        save("kernels_step.json", result)
-
-
-if __name__ == "__main__":
-    main()

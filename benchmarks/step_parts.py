@@ -1,12 +1,8 @@
-"""Shared by kernels_step.py and tune_step.py: graph timing, layers, the chain."""
+"""Shared by the kernels' benchmarks: graph timing, the read ceiling, layers, the chain."""
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-from pathlib import Path
 
 import torch
 import triton
@@ -22,6 +18,11 @@ DEVICE = "cuda"
 BF16 = torch.bfloat16
 EPS = 1e-6
 HEAD_DIM = 128
+
+
+def time_each(work, items, reps=11):
+    """Median microseconds of `work` on one of the items, all of them in one graph."""
+    return graph_time(lambda: [work(item) for item in items], reps=reps) / len(items)
 
 
 def graph_time(work, reps=15, warm=2):
@@ -186,22 +187,3 @@ def sampling_tensors(rows, temperature=None, top_k=0, top_p=1.0, min_p=0.0, seed
         all_greedy=temperature == 0,
         any_filter=(top_k, top_p, min_p) != (0, 1.0, 0.0),
     )
-
-
-def facts():
-    """Card, versions and commit, for the record."""
-    root = Path(__file__).parent.parent
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    return {
-        "card": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": done.stdout.strip() or os.environ.get("COMMIT", "unknown"),
-    }
-
-
-def save(name, data):
-    folder = Path(os.environ.get("OUT", Path(__file__).parent / "results"))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps(data, indent=1) + "\n")
