@@ -5,7 +5,8 @@ the card, chunk rows another over cumulative lengths. Never reads a length on th
 can be captured in a CUDA graph, and never calls a package itself: `flash_packages` does.
 
 The packages give zeros to a sequence without a context, and do not write query rows of no
-sequence.
+sequence. Their launches are not Triton's: `compile_ahead` does not hold them back, and inside it
+lengths and tables are undefined, so a step must not run there.
 """
 
 from __future__ import annotations
