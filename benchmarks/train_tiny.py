@@ -39,11 +39,12 @@ def library_files() -> dict[str, bytes]:
 
 def token_ids(held_out: bool) -> torch.Tensor:
     """The files of one part, END around each: [N] int64."""
-    ids = [END]
+    end = torch.tensor([END])
+    pieces = [end]
     for name, source in library_files().items():
-        if (zlib.crc32(name.encode()) % HELD_OUT_SHARE == 0) == held_out:
-            ids += [*source, END]
-    return torch.tensor(ids)
+        if source and (zlib.crc32(name.encode()) % HELD_OUT_SHARE == 0) == held_out:
+            pieces += [torch.frombuffer(bytearray(source), dtype=torch.uint8).long(), end]
+    return torch.cat(pieces)
 
 
 def held_out_passages(count: int, length: int) -> list[list[int]]:

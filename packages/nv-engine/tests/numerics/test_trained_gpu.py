@@ -11,11 +11,13 @@ import measures
 import pytest
 import test_device_gpu as roads
 import torch
+from nv_engine import SamplingParams
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.gpu
 MOST_STEPS = 2
 """Of bf16, that a token may be behind the likeliest: one for our rounding, one for theirs."""
+SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=40, ignore_eos=True)
 FP8 = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": "fp8"}
 CHUNKED = {"max_num_batched_tokens": 64}  # most keys are read back from the cache
 
@@ -24,6 +26,12 @@ CHUNKED = {"max_num_batched_tokens": 64}  # most keys are read back from the cac
 def expected(trained, prompts):
     """The CPU's fp32 tokens."""
     return roads.run(trained, prompts, roads.GREEDY, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def drawn(trained, prompts):
+    """The CPU's fp32 draws: unlike greedy ones, they do not fall into a loop."""
+    return roads.run(trained, prompts, SEEDED, device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +62,12 @@ def steps_behind(rounded):
 def test_fp32_greedy_equals_the_cpu(trained, prompts, expected, road):
     options = {"device": "cuda", "dtype": "float32"} | roads.ROADS[road]
     assert roads.run(trained, prompts, roads.GREEDY, **options) == expected
+
+
+@pytest.mark.parametrize("road", roads.ROADS)
+def test_fp32_seeded_draws_equal_the_cpu(trained, prompts, drawn, road):
+    options = {"device": "cuda", "dtype": "float32"} | roads.ROADS[road]
+    assert roads.run(trained, prompts, SEEDED, **options) == drawn
 
 
 @pytest.mark.parametrize("road", roads.ROADS)
