@@ -32,7 +32,9 @@ SIZES = {
 def library_files() -> dict[str, bytes]:
     """Sources of the running Python's standard library, by path inside it, in sorted order."""
     root = Path(sysconfig.get_path("stdlib"))
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    names = sorted(
+        path.relative_to(root).as_posix() for path in root.rglob("*.py") if path.is_file()
+    )
     kept = [name for name in names if not SKIPPED.intersection(Path(name).parts)]
     return {name: (root / name).read_bytes() for name in kept if "_sysconfigdata" not in name}
 
