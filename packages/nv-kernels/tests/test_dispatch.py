@@ -23,6 +23,7 @@ def test_surface():
         "KVCache",
         "KVLayout",
         "LayerWeights",
+        "LogitControls",
         "RowTables",
         "SamplingTensors",
         "Stream",

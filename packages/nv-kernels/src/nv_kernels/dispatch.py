@@ -32,6 +32,8 @@ TRITON_OPS = {
     "qk_norm_rope_store": "rope_store",
     "copy_blocks": "copy_blocks",
     "sample": "sampling",
+    "shape_logits": "controls",
+    "top_logprobs": "top_logprobs",
     "decode_rows": "rows",
     "keep_tokens": "rows",
 }
@@ -95,6 +97,8 @@ store_kv = dispatched(reference.store_kv)
 qk_norm_rope_store = dispatched(reference.qk_norm_rope_store)
 copy_blocks = dispatched(reference.copy_blocks)
 sample = dispatched(reference.sample)
+shape_logits = dispatched(reference.shape_logits)
+top_logprobs = dispatched(reference.top_logprobs)
 decode_rows = dispatched(reference.decode_rows)
 keep_tokens = dispatched(reference.keep_tokens)
 

@@ -1,6 +1,7 @@
-"""What a sampler is told about its rows: plain tensors and two host flags.
+"""What a sampler is told about its rows: plain tensors, and on the host what nobody asks for.
 
-Owns the type. Never draws: `nv_kernels.reference.sampling` defines the draw.
+Owns the types. Never draws: `nv_kernels.reference.sampling` defines the draw, `reference.controls`
+what happens before it.
 """
 
 from __future__ import annotations
@@ -35,3 +36,42 @@ class SamplingTensors:
     positions: torch.Tensor
     all_greedy: bool
     any_filter: bool
+
+
+@dataclass(frozen=True)
+class LogitControls:
+    """What is to happen to R rows of logits before the draw.
+
+    A table has a row a slot. It may be short: its last row, which is neutral, then serves all slots
+    from there on. What is None no row asks for, and what belongs together is None together.
+
+    Attributes:
+        slots: [R] int64.
+        lengths: [R] int64 tokens of each row so far.
+        masks: [N, ceil(V / 32)] int32, a bit a token: set where a grammar allows it.
+        allowed: [N, V] bool.
+        words: [N, K, L] int64 forbidden words, last token first, -1 behind a word's first token;
+            all -1: no word.
+        recent: [N, W] int64 drawn tokens, newest first, -1 behind the oldest; W >= L - 1.
+        stop_ids: [N, K] int64 tokens that are forbidden below a length.
+        min_lengths: [N] int64, that length.
+        bias_ids: [N, K] int64 tokens, none twice in a row; -1 where a row has fewer.
+        bias_values: [N, K] fp32.
+        repetition: [N] fp32 penalty, 1 is off.
+        additive: [N, 2] fp32 frequency and presence penalties, 0 is off.
+        counts: [N, V] int32, twice a token's draws, plus 1 if it is in the prompt.
+    """
+
+    slots: torch.Tensor
+    lengths: torch.Tensor
+    masks: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
+    words: torch.Tensor | None = None
+    recent: torch.Tensor | None = None
+    stop_ids: torch.Tensor | None = None
+    min_lengths: torch.Tensor | None = None
+    bias_ids: torch.Tensor | None = None
+    bias_values: torch.Tensor | None = None
+    repetition: torch.Tensor | None = None
+    additive: torch.Tensor | None = None
+    counts: torch.Tensor | None = None

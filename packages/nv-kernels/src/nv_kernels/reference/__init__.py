@@ -5,6 +5,7 @@ Owns the meaning of each op, rounding points included. Never looks at the device
 
 from nv_kernels.reference.activation import batch_invariant_silu_and_mul, silu_and_mul
 from nv_kernels.reference.attention import attention
+from nv_kernels.reference.controls import shape_logits
 from nv_kernels.reference.kv import copy_blocks, store_kv
 from nv_kernels.reference.linear import (
     batch_invariant_linear,
@@ -17,6 +18,7 @@ from nv_kernels.reference.norm import add_rms_norm, rms_norm
 from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
 from nv_kernels.reference.rows import decode_rows, keep_tokens
 from nv_kernels.reference.sampling import sample
+from nv_kernels.reference.top_logprobs import top_logprobs
 
 __all__ = [
     "add_rms_norm",
@@ -34,6 +36,8 @@ __all__ = [
     "qk_norm_rope_store",
     "rms_norm",
     "sample",
+    "shape_logits",
     "silu_and_mul",
     "store_kv",
+    "top_logprobs",
 ]
