@@ -1,5 +1,9 @@
-"""A tiny random Qwen3 checkpoint whose argmax is stable, and what transformers makes of it."""
+"""A tiny random Qwen3 checkpoint whose argmax is stable, and what transformers makes of it.
 
+Makes the modules beside this file importable: control_cases.
+"""
+
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 VOCAB = 320
+sys.path.append(str(Path(__file__).parent))
 Greedy = Callable[[Sequence[int], int], list[int]]
 
 

@@ -5,10 +5,10 @@ import pickle
 import pytest
 import torch
 from nv_engine.batch import Admission, Batch, TokenMask
-from nv_engine.device.controls import allow_bits
 from nv_engine.device.slots import Slots
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.params import SamplingParams
+from nv_kernels.reference.controls import allow_bits
 
 VOCAB = 50
 CPU = torch.device("cpu")

@@ -38,6 +38,10 @@ def test_definition():
     ids, logprobs, _ = reference.top_logprobs(logits, torch.arange(5), 100)
     assert torch.equal(ids[:, 1:], logits.sort(descending=True, stable=True).indices)
     torch.testing.assert_close(logprobs, logits.float().log_softmax(-1).gather(1, ids))
+    for row in range(5):
+        alone = reference.top_logprobs(logits[row : row + 1], torch.tensor([row]), 4)
+        assert torch.equal(alone[0][0], ids[row, :5])
+        assert torch.equal(alone[1][0], logprobs[row, :5])
     ids, logprobs, _ = reference.top_logprobs(logits, torch.arange(5), 0)
     assert (ids.shape, logprobs.shape) == ((5, 1), (5, 1))
 

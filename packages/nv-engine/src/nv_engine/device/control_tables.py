@@ -5,7 +5,7 @@ logit. A table has rows up to the highest slot that asked for it, so a control c
 where it is used: beside its first row nothing is there until then, and a table that grows moves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,14 @@ from nv_engine.device.upload import upload
 from nv_engine.params import SamplingParams
 
 MIN_ROWS = 8
+TABLES = {
+    "allowed": ("allowed",),
+    "words": ("words", "recent"),
+    "bias": ("bias_ids", "bias_values"),
+    "penalties": ("repetition", "additive", "counts"),
+    "grammar": ("masks",),
+}
+"""Of each flag of ControlFlags: fields of nk.LogitControls, which are those of ControlTables."""
 
 
 class SlotTable:
@@ -71,14 +79,12 @@ class ControlTables:
         self.allowed = table((vocab_size,), True, torch.bool)
         self.words = table((0, 1), ANY, torch.int64)
         self.recent = table((0,), ANY, torch.int64)
-        self.bias_ids = table((0,), 0, torch.int64)
+        self.bias_ids = table((0,), ANY, torch.int64)
         self.bias_values = table((0,), 0.0, torch.float32)
         self.repetition = table((), 1.0, torch.float32)
         self.additive = table((2,), 0.0, torch.float32)  # frequency, presence
-        self.counts = table((vocab_size,), 0, torch.int32)  # as `controls.penalize` reads them
-        self.masks = table(
-            (-(-vocab_size // 32),), -1, torch.int32
-        )  # as `controls.allow_bits` does
+        self.counts = table((vocab_size,), 0, torch.int32)  # as nk.LogitControls says
+        self.masks = table((-(-vocab_size // 32),), -1, torch.int32)
         self._device = device
         self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
 
@@ -126,6 +132,10 @@ class ControlTables:
         asked = [self._asked[slot] for slot in slots if slot in self._asked]
         return ControlFlags(*map(any, zip(*asked, strict=True))) if asked else NO_CONTROLS
 
+    def read(self, flags: ControlFlags) -> dict[str, Tensor]:
+        """The tables that a step with these flags reads, by their name in nk.LogitControls."""
+        return {name: getattr(self, name).data for name in _names(flags)}
+
     def note(self, slots_R: Tensor, ids_R: Tensor, flags: ControlFlags) -> None:
         """Remember drawn tokens, as far as controls look back at them. All device work."""
         if flags.penalties:
@@ -140,24 +150,12 @@ class ControlTables:
 
     @property
     def _all(self) -> tuple[SlotTable, ...]:
-        words = self.words, self.recent
-        bias = self.bias_ids, self.bias_values
-        penalties = self.repetition, self.additive, self.counts
-        return (self.allowed, *words, *bias, *penalties, self.masks)
+        return tuple(getattr(self, name) for names in TABLES.values() for name in names)
 
     def _clear(self, slot: int) -> None:
         """Make neutral what an earlier sequence in the slot had."""
-        had = self._asked.pop(slot, NO_CONTROLS)
-        tables = {
-            "allowed": (self.allowed,),
-            "words": (self.words,),
-            "bias": (self.bias_ids, self.bias_values),
-            "penalties": (self.repetition, self.additive),
-            "grammar": (self.masks,),
-        }
-        for name in (name for name, asked in had._asdict().items() if asked):
-            for table in tables[name]:
-                table.clear(slot)
+        for name in _names(self._asked.pop(slot, NO_CONTROLS)):
+            getattr(self, name).clear(slot)
 
     def _set(self, admission: Admission, flags: ControlFlags) -> None:
         if flags.allowed:
@@ -214,6 +212,11 @@ class ControlTables:
 
     def _floats(self, values: object) -> Tensor:
         return upload(values, torch.float32, self._device)
+
+
+def _names(flags: ControlFlags) -> Iterator[str]:
+    """The tables behind the flags that are set."""
+    return (name for flag, asked in flags._asdict().items() if asked for name in TABLES[flag])
 
 
 def most_bytes(num_slots: int, vocab_size: int) -> int:
