@@ -26,7 +26,7 @@ def test_two_ranks_meet_and_torchs_default_group_stays_the_callers():
 def test_the_private_names_that_joining_takes_are_there():
     """Also those that only cards need, which no test without one reaches."""
     for owner, names in {
-        dist.ProcessGroup: ("_set_default_backend", "_register_backend", "abort"),
+        dist.ProcessGroup: ("_set_default_backend", "_register_backend"),
         dist.ProcessGroupGloo: ("_Options", "create_device"),
         dist.ProcessGroupGloo._Options: ("_timeout", "_devices"),
     }.items():

@@ -12,7 +12,6 @@ import rank_workers
 import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Batch, Chunk
-from nv_engine.device import distributed
 from nv_engine.executor.process import ProcessExecutor
 from nv_engine.executor.ranked import Patience
 
@@ -37,7 +36,7 @@ def test_n47_a_thousand_steps_in_order_a_large_one_and_a_killed_rank(config):
     large = tuple(range(2**20, 2**21))  # five bytes each on the way
     assert executor.submit(batch_of(large)).result().token_ids == [[sum(large)] * 2]
 
-    (rank,) = executor.process_ids
+    _, rank = executor.process_ids
     os.kill(rank, signal.SIGINT)  # is the caller's to answer
     assert executor.submit(batch_of((7,))).result().token_ids == [[7, 7]]
     os.kill(rank, signal.SIGKILL)
@@ -49,26 +48,23 @@ def test_n47_a_thousand_steps_in_order_a_large_one_and_a_killed_rank(config):
     executor.close()
 
 
-def test_a_rank_that_lives_and_does_not_answer_is_given_up(config, monkeypatch):
-    left = []
-    monkeypatch.setattr(distributed, "abort", lambda group, device: left.append(device.type))
+def test_a_rank_that_lives_and_does_not_answer_is_given_up(config):
     executor = ProcessExecutor(config, rank_workers.Echo, Patience(silence=1.5))
     executor.submit(batch_of((1,))).result()
-    os.kill(executor.process_ids[0], signal.SIGSTOP)
+    os.kill(executor.process_ids[1], signal.SIGSTOP)
     step = executor.submit(batch_of((2,)))
     with pytest.raises(
         RuntimeError, match=r"rank 1 of 2 \(process \d+\) has not answered for 1.5 s"
     ):
         step.result()
-    assert left == ["cpu"], "on a card, nothing must wait for that rank any more"
+    assert not any(map(is_running, executor.process_ids)), "no card is kept by what waits there"
     executor.close()
-    assert left == ["cpu"]
 
 
 def test_a_slow_step_is_waited_for_and_an_endless_one_is_not(config):
     executor = ProcessExecutor(config, rank_workers.sleep, Patience(silence=1.5, step=5))
     assert executor.submit(batch_of((20,))).result().token_ids == [[20, 20]]
-    message = r"(?s)a step has not ended for 5 s.*steps run by rank 1 of 2 \(process \d+\): 1\n"
+    message = r"(?s)a step has not ended for 5 s.*steps run by .*rank 1 of 2 \(process \d+\): 1\n"
     with pytest.raises(RuntimeError, match=message):
         executor.submit(batch_of((1000,))).result()
     executor.close()
@@ -137,12 +133,12 @@ def test_ranks_end_with_their_caller(checkpoint, tmp_path, ending, code):
         check=False,
     )
     assert done.returncode == code, done.stderr
-    (rank,) = map(int, done.stdout.split())
+    ranks = [int(word) for word in done.stdout.split()]
     for _ in range(100):
-        if not is_running(rank):
+        if not any(map(is_running, ranks)):
             break
         time.sleep(0.1)
-    assert not is_running(rank)
+    assert not any(map(is_running, ranks))
     assert "Warning" not in done.stderr
     assert done.stderr.count("Traceback") == ("KeyboardInterrupt" in ending)
 
@@ -159,7 +155,7 @@ def is_running(process_id):
 def test_an_engine_without_a_reference_ends_its_ranks(config, child_processes):
     before = child_processes()
     engine = Engine(config, ProcessExecutor(config, rank_workers.Echo))
-    assert len(child_processes()) == len(before) + 1
+    assert len(child_processes()) == len(before) + 2
     engine.add([1, 2], SamplingParams())
     del engine
     assert child_processes() == before

@@ -77,7 +77,7 @@ def test_four_ranks_then_one_less(checkpoint, one_rank):
     ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
     engine.step()
     engine.step()
-    os.kill(engine.executor.process_ids[1], signal.SIGKILL)
+    os.kill(engine.executor.process_ids[2], signal.SIGKILL)
     ended = {}
     while engine.has_unfinished:
         for update in engine.step().updates:

@@ -68,15 +68,6 @@ class Executor(Protocol):
         ...
 
 
-class RankPending(Pending, Protocol):
-    """A step that one rank has queued."""
-
-    @property
-    def is_ready(self) -> bool:
-        """True if `result` need not wait."""
-        ...
-
-
 class RankWorker(Protocol):
     """One rank's model, ready to run batches: `nv_engine.device.worker.Worker`, or a test's."""
 
@@ -86,7 +77,7 @@ class RankWorker(Protocol):
     num_blocks: int
     block_size: int
 
-    def run(self, batch: Batch) -> RankPending:
+    def run(self, batch: Batch) -> Pending:
         """Queue one step."""
         ...
 

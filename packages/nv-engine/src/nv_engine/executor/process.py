@@ -1,6 +1,7 @@
 """ProcessExecutor: several ranks on one host, each with a shard of the model.
 
-Owns their start: rank 0 is a thread here, the others are processes.
+Owns their start. Every rank is a process, rank 0 too: what a card does for a process that has ended
+is over, whatever it waited for.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ import torch
 from nv_engine.config import EngineConfig
 from nv_engine.device import distributed
 from nv_engine.device.worker import Worker, choose_device
-from nv_engine.executor.rank import MakeWorker, Member, RankSpec
-from nv_engine.executor.ranked import Patience, RankedExecutor, RankZero, located
+from nv_engine.executor.rank import MakeWorker, RankSpec
+from nv_engine.executor.ranked import Patience, RankedExecutor, located
 from nv_engine.executor.ranks import Ranks
 from nv_engine.executor.spawn import SpawnedRank
 
@@ -36,21 +37,21 @@ class ProcessExecutor(RankedExecutor):
             ValueError: the ranks do not divide the model, or there are too few cards; no process
                 was started.
             RuntimeError: a rank failed or died; the message names it and has its traceback.
+            Exception: what a rank raised, if it is no RuntimeError: a wrong checkpoint or option.
         """
         config = _with_cards(located(config))
         size = config.tensor_parallel_size
         num_threads = max(1, torch.get_num_threads() // size)
-        store = distributed.open_store()
-        address = (distributed.LOOPBACK, store.port)
+        self._store = distributed.open_store()  # where the ranks meet
+        address = (distributed.LOOPBACK, self._store.port)
         specs = [
-            RankSpec(config, rank, size, address, num_threads, make_worker) for rank in range(size)
+            RankSpec(config, rank, size, address, num_threads, make_worker, answers=rank == 0)
+            for rank in range(size)
         ]
-        member = Member(specs[0], store)
-        ranks = spawn(specs[1:], size)
-        super().__init__(ranks, RankZero(member.build, member.abort), patience=patience)
+        super().__init__(spawn(specs), patience=patience)
 
 
-def spawn(specs: Sequence[RankSpec], size: int) -> Ranks:
+def spawn(specs: Sequence[RankSpec]) -> Ranks:
     """Start a process a spec, and wait until all are up.
 
     Raises:
@@ -59,11 +60,17 @@ def spawn(specs: Sequence[RankSpec], size: int) -> Ranks:
     started: list[SpawnedRank] = []
     try:
         started += (SpawnedRank(spec) for spec in specs)
-        ranks = Ranks(started, size)
+    except BaseException:
+        for rank in started:
+            rank.kill()
+            rank.bury()
+        raise
+    ranks = Ranks(started, len(specs))
+    try:
         while not ranks.reached("up"):
             pass
     except BaseException:
-        Ranks(started, size).stop(0)
+        ranks.stop(0)
         raise
     return ranks
 

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import Literal, NamedTuple
 
 import torch
-import torch.distributed as dist
 from nv_models import TensorParallel
 from torch.distributed.distributed_c10d import Store
 
@@ -23,7 +22,7 @@ from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
 from nv_engine.device import distributed
 from nv_engine.device.worker import choose_device
-from nv_engine.executor.base import ModelFacts, RankPending, RankWorker, facts_of
+from nv_engine.executor.base import ModelFacts, Pending, RankWorker, facts_of
 
 PING = b""
 """The message that asks a rank for a sign of life; any other is a batch."""
@@ -37,7 +36,7 @@ class RankSpec(NamedTuple):
     rank: int
     size: int
     store: tuple[str, int]
-    """Address and port of rank 0's store."""
+    """Address and port of the ranks' meeting place."""
     num_threads: int
     make_worker: MakeWorker
     host: str = distributed.LOOPBACK
@@ -63,38 +62,28 @@ class Report(NamedTuple):
     result: StepResult | None = None
 
 
-class Member:
-    """One rank's place in the group, and its worker. One thread builds and runs it."""
-
-    def __init__(self, spec: RankSpec, store: Store | None = None) -> None:
-        """Nothing happens yet; `store` is rank 0's own."""
-        self._spec, self._store = spec, store
-        self._group: dist.ProcessGroup | None = None
-        self._device = choose_device(spec.config.device, spec.rank)
-
-    def build(self) -> RankWorker:
-        """Join the group and load this rank's shard, on the thread that will run it."""
-        spec = self._spec
-        torch.set_num_threads(spec.num_threads)  # of this thread's products
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        store = self._store or distributed.find_store(*spec.store)
-        group = distributed.join(store, spec.rank, spec.size, self._device, spec.host)
-        self._group = group
-        return spec.make_worker(spec.config, TensorParallel(spec.rank, spec.size, group))
-
-    def abort(self) -> None:
-        """Leave the group, and let nothing wait in it any more; any thread may call it."""
-        group, self._group = self._group, None
-        if group is not None:
-            distributed.abort(group, self._device)
+def build(spec: RankSpec, store: Store | None) -> RankWorker:
+    """Join the group and load this rank's shard, on the thread that will run it."""
+    torch.set_num_threads(spec.num_threads)  # of this thread's products
+    device = choose_device(spec.config.device, spec.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store = store or distributed.find_store(*spec.store)
+    group = distributed.join(store, spec.rank, spec.size, device, spec.host)
+    return spec.make_worker(spec.config, TensorParallel(spec.rank, spec.size, group))
 
 
 def serve(connection: Connection, spec: RankSpec, store: Store | None = None) -> None:
-    """Run a rank until the other end closes; an error is reported, then raised."""
+    """Run a rank until the other end closes; an error is reported, then raised.
+
+    Args:
+        connection: to whoever started it.
+        spec: what it is told.
+        store: the ranks' meeting place, if this rank holds it.
+    """
     served = _Served(connection)
     try:
-        served.run(Member(spec, store), spec.answers)
+        served.run(spec, store)
     except BaseException as error:
         served.report_failure(error)
         raise
@@ -107,15 +96,15 @@ class _Served:
         self._connection = connection
         self._is_sending = threading.Lock()
         self._messages: SimpleQueue[bytes | BaseException | None] = SimpleQueue()
-        self._results: SimpleQueue[RankPending] = SimpleQueue()
+        self._results: SimpleQueue[Pending] = SimpleQueue()
         self._num_steps = 0
 
-    def run(self, member: Member, answers: bool) -> None:
+    def run(self, spec: RankSpec, store: Store | None) -> None:
         self._report(Report("up"))
         threading.Thread(target=self._read, daemon=True).start()
-        worker = member.build()
+        worker = build(spec, store)
         self._report(Report("ready", facts=facts_of(worker)))
-        if answers:
+        if spec.answers:
             threading.Thread(target=self._answer, daemon=True).start()
         while (message := self._messages.get()) is not None:
             if isinstance(message, BaseException):
@@ -123,7 +112,7 @@ class _Served:
             batch: Batch = pickle.loads(message)
             pending = worker.run(batch)
             self._num_steps += 1
-            if answers:
+            if spec.answers:
                 self._results.put(pending)
 
     def report_failure(self, error: BaseException) -> None:

@@ -1,7 +1,8 @@
 """RankedExecutor: an engine's steps on several ranks, wherever they run.
 
 Owns what a failure of any rank means: the executor is dead, says why from then on, and leaves
-nothing behind. Never starts a rank: its children do.
+nothing behind. Never starts a rank: its children do. Never touches a device: every rank is a
+process of its own, so that what waits there for a lost rank can always be ended, by ending it.
 """
 
 import os
@@ -15,12 +16,11 @@ from nv_models import ModelConfig, TensorParallel, resolve
 
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
-from nv_engine.executor.base import ModelFacts, Pending, RankPending, RankWorker
-from nv_engine.executor.ranks import POLL_SECONDS, SETTLE_SECONDS, Ranks
-from nv_engine.executor.shard import Outcome, Shard
+from nv_engine.executor.base import ModelFacts, Pending
+from nv_engine.executor.ranks import POLL_SECONDS, Ranks
+from nv_engine.executor.sender import Sender, Ticket
 
 CLOSE_SECONDS = 3.0
-READY_SECONDS = 50e-6
 ASK_SECONDS = 1.0
 """A step that takes longer is a reason to ask the ranks for signs of life."""
 
@@ -34,68 +34,39 @@ class Patience(NamedTuple):
     """Of a step, while all ranks answer."""
 
 
-class RankZero(NamedTuple):
-    """How the executor's thread runs rank 0, or speaks to it."""
-
-    build: Callable[[], RankWorker]
-    abort: Callable[[], None] = lambda: None
-    """Let nothing wait for another rank any more."""
-    pause: Callable[[], None] = lambda: time.sleep(READY_SECONDS)
-    """Let a moment pass while a step runs, at most POLL_SECONDS."""
-
-
 class RankedExecutor:
-    """Runs batches on several ranks."""
+    """Runs batches on several ranks; rank 0 answers."""
 
     def __init__(
         self,
         ranks: Ranks,
-        rank_zero: RankZero,
         *,
         patience: Patience | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """Load the model.
+        """Wait until every rank has loaded its shard.
 
         Args:
-            ranks: the started ones; ended here if anything fails.
-            rank_zero: the one that answers.
+            ranks: the started ones, rank 0 first; ended here if anything fails.
             patience: when a rank that lives is given up.
             release: what to give back when all ranks have ended.
 
         Raises:
             RuntimeError: a rank failed or died; the message names it and has its traceback.
+            Exception: what a rank raised, if it is no RuntimeError: a wrong checkpoint or option.
         """
         self._failure: str | None = None
         self._patience = patience or Patience()
-        self._ranks, self._rank_zero = ranks, rank_zero
-        self._shard = Shard(rank_zero.build, ranks.send)
-        self._stop = weakref.finalize(
-            self, _close, os.getpid(), self._shard, ranks, rank_zero.abort, release
-        )
+        self._ranks = ranks
+        self._num_read = 0  # steps whose results are read or dropped
+        self._sender = Sender(ranks.send)
+        self._stop = weakref.finalize(self, _close, os.getpid(), self._sender, ranks, release)
         try:
-            self._facts = self._load()
+            self._facts = _load(ranks)
         except BaseException:
             ranks.kill()
-            rank_zero.abort()
             self._stop()
             raise
-
-    def _load(self) -> ModelFacts:
-        """Wait for all ranks. A wrong checkpoint or option is rank 0's own error too."""
-        loaded = self._shard.loaded
-        while not loaded.wait(POLL_SECONDS):
-            if self._ranks.failure() is not None:
-                loaded.wait(SETTLE_SECONDS)
-                break
-        if loaded.error is None or isinstance(loaded.error, RuntimeError):
-            if loaded.error is not None:
-                self._ranks.failure(SETTLE_SECONDS)  # it may be what rank 0 stumbled over
-            self._ranks.check()
-        facts = loaded.get()
-        while not self._ranks.reached("ready"):
-            pass
-        return facts
 
     @property
     def facts(self) -> ModelFacts:
@@ -115,29 +86,23 @@ class RankedExecutor:
     def submit(self, batch: Batch) -> Pending:
         """Queue one step on every rank."""
         self._check()
-        return _RankedPending(self, self._shard.submit(batch))
+        return _RankedPending(self, self._sender.submit(batch))
 
     def close(self) -> None:
         """End the ranks; a second call does nothing."""
         self._stop()
 
-    def wait(self, step: Outcome[RankPending]) -> StepResult:
+    def wait(self, ticket: Ticket) -> StepResult:
         """Wait for a step, and for news of a rank that died."""
-        begun = time.monotonic()
-        while not step.wait(POLL_SECONDS):
+        begun, answers = time.monotonic(), self._ranks.results
+        self._check()
+        while ticket.number not in answers:
+            self._ranks.listen(POLL_SECONDS)
             self._check(begun)
-        try:
-            pending = step.get()
-            while not pending.is_ready:
-                self._check(begun)
-                self._rank_zero.pause()
-            return pending.result()
-        except (RuntimeError, OSError) as error:
-            if self._failure is not None:
-                raise
-            text = self._ranks.failure(SETTLE_SECONDS)
-            self._fail(text or f"rank 0 of {self._ranks.size} failed: {error}")
-            raise RuntimeError(self._failure) from error
+        for unread in range(self._num_read + 1, ticket.number):  # of steps that were dropped
+            answers.pop(unread, None)
+        self._num_read = ticket.number
+        return answers.pop(ticket.number)
 
     def _check(self, begun: float | None = None) -> None:
         """Raise if a rank is gone, or all of them, or too slow for a step that has `begun`."""
@@ -145,8 +110,8 @@ class RankedExecutor:
             raise RuntimeError("the engine is closed: make a new one")
         if self._failure is None and (text := self._ranks.failure()) is not None:
             self._fail(text)
-        if self._failure is None and (error := self._shard.error) is not None:
-            self._fail(f"rank 0 of {self._ranks.size} failed in an earlier step: {error}")
+        if self._failure is None and (error := self._sender.error) is not None:
+            self._fail(f"a batch could not be sent to every rank: {error!r}")
         if self._failure is None and begun is not None and (text := self._overdue(begun)):
             self._fail(text)
         if self._failure is not None:
@@ -174,19 +139,31 @@ class RankedExecutor:
         """Nothing runs any more: end what is left of the ranks."""
         self._failure = f"{text}\n(make a new engine: this one has lost a rank)"
         self._ranks.kill()
-        self._rank_zero.abort()
         self._stop()
 
 
 class _RankedPending:
     """A step on its way through all ranks."""
 
-    def __init__(self, executor: RankedExecutor, step: Outcome[RankPending]) -> None:
-        self._executor, self._step = executor, step
+    def __init__(self, executor: RankedExecutor, ticket: Ticket) -> None:
+        self._executor, self._ticket = executor, ticket
 
     def result(self) -> StepResult:
         """Wait for the step."""
-        return self._executor.wait(self._step)
+        return self._executor.wait(self._ticket)
+
+
+def _load(ranks: Ranks) -> ModelFacts:
+    """Wait until all are ready; a wrong checkpoint or option is raised as what it is."""
+    try:
+        while not ranks.reached("ready"):
+            pass
+    except RuntimeError as error:
+        if isinstance(ranks.error, Exception) and not isinstance(ranks.error, RuntimeError):
+            raise ranks.error from error
+        raise
+    assert ranks.facts is not None, "rank 0 is among them"
+    return ranks.facts
 
 
 def located(config: EngineConfig) -> EngineConfig:
@@ -204,23 +181,15 @@ def located(config: EngineConfig) -> EngineConfig:
     return replace(config, model=str(folder))
 
 
-def _close(
-    owner: int,
-    shard: Shard,
-    ranks: Ranks,
-    abort: Callable[[], None],
-    release: Callable[[], None],
-) -> None:
+def _close(owner: int, sender: Sender, ranks: Ranks, release: Callable[[], None]) -> None:
     """End thread and processes, in the process that started them (a fork of it leaves them)."""
     if os.getpid() != owner:
         return
     try:
-        if not shard.close(CLOSE_SECONDS):
+        if not sender.close(CLOSE_SECONDS):
             ranks.kill()
-            abort()
-            shard.close(CLOSE_SECONDS)  # what it waited for is gone
+            sender.close(CLOSE_SECONDS)  # whom it waited for is gone
     finally:
-        abort()
         try:
             ranks.stop(CLOSE_SECONDS)
         finally:

@@ -1,13 +1,15 @@
 """Ranks: the processes of an engine, as the process that started them sees them.
 
-Owns their connections: messages out, reports and signs of life in, and what a failure is called.
-Never looks into a message, and does not know how a rank was started.
+Owns their connections: messages out, reports and signs of life in, and what a failure is called. A
+thread reads, for a Ctrl-C that hits the caller must not lose half a report. Never looks into a
+message, and does not know how a rank was started.
 """
 
+import os
 import select
+import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,7 +52,7 @@ class Handle(Protocol):
         ...
 
     def bury(self) -> None:
-        """After `kill`: wait until it is gone."""
+        """After `kill`: wait until it is gone, but not for ever."""
         ...
 
     def ending(self) -> str:
@@ -75,29 +77,31 @@ class Ranks:
     """The started ranks of one engine. `send` may be called from another thread than the rest."""
 
     def __init__(self, handles: Sequence[Handle], size: int) -> None:
-        """Listen to ranks that have been started; all of `size`, or all but those here."""
+        """Listen to ranks that have been started, of `size`."""
         self.size = size
         self.facts: ModelFacts | None = None
-        self.results: deque[StepResult] = deque()
-        """Of the steps, in order; only of a rank that answers."""
+        """Of the rank that answers, once it is ready."""
+        self.results: dict[int, StepResult] = {}
+        """By the number of the step, from 1; whoever has read one takes it out."""
         self.error: BaseException | None = None
         """Of the failure that `failure` tells, if it could travel."""
+        self._num_results = 0
         self._failure: str | None = None
-        self._poller = select.poll()
-        self._ranks: dict[int, _Rank] = {}  # by the connection's file number
-        for handle in handles:
-            self._ranks[handle.connection.fileno()] = _Rank(handle)
-            self._poller.register(handle.connection.fileno(), select.POLLIN)
+        self._has_ended = False  # a rank has, or is about to
+        self._news = threading.Event()
+        self._ranks = [_Rank(handle) for handle in handles]
+        self._reader = threading.Thread(target=self._read, name="nv_engine reader", daemon=True)
+        self._reader.start()
 
     @property
     def process_ids(self) -> list[int]:
         """Of the processes, in order of rank."""
-        return [rank.handle.process_id for rank in self._ranks.values()]
+        return [rank.handle.process_id for rank in self._ranks]
 
     @property
     def places(self) -> list[str]:
         """Of the ranks, in order."""
-        return [rank.handle.place for rank in self._ranks.values()]
+        return [rank.handle.place for rank in self._ranks]
 
     def send(self, message: bytes) -> None:
         """Give every rank a message; waits only for a rank that reads nothing.
@@ -105,7 +109,7 @@ class Ranks:
         Raises:
             OSError: a rank is gone.
         """
-        for rank in self._ranks.values():
+        for rank in self._ranks:
             with rank.is_sending:
                 rank.handle.connection.send_bytes(message)
 
@@ -115,47 +119,47 @@ class Ranks:
         Raises:
             RuntimeError: a rank failed or died.
         """
-        if any(rank.stage != stage for rank in self._ranks.values()):
-            self._read(timeout)
+        if any(rank.stage != stage for rank in self._ranks):
+            self.listen(timeout)
             self.check()
-        return all(rank.stage == stage for rank in self._ranks.values())
+        return all(rank.stage == stage for rank in self._ranks)
 
     def check(self) -> None:
         """Raise the RuntimeError that names the rank that failed or died, if one did."""
         if (text := self.failure()) is not None:
             raise RuntimeError(text)
 
-    def failure(self, timeout: float = 0) -> str | None:
-        """What ended a rank, or None if all live; waits `timeout` seconds for bad news."""
-        if self._failure is None and self._read(timeout):
+    def failure(self) -> str | None:
+        """What ended a rank, or None if all live; after bad news, waits a moment for the rest."""
+        if self._failure is None and self._has_ended:
             deadline = time.monotonic() + SETTLE_SECONDS
-            while time.monotonic() < deadline and not all(r.is_dead for r in self._ranks.values()):
-                self._read(max(deadline - time.monotonic(), 0))
+            while time.monotonic() < deadline and not all(r.is_dead for r in self._ranks):
+                self.listen(max(deadline - time.monotonic(), 0))
             self._failure = self._cause()
         return self._failure
 
     def listen(self, timeout: float) -> None:
-        """Return when a rank has said something, or after `timeout` seconds."""
-        self._read(timeout)
+        """Return when a rank has said something since the last call, or after `timeout` seconds."""
+        self._news.wait(timeout)
+        self._news.clear()
 
     def silent(self, seconds: float) -> list[str]:
         """Ask every rank for a sign of life; names of those that have owed one for `seconds`."""
         now = time.monotonic()
-        for rank in self._ranks.values():
+        for rank in self._ranks:
             rank.asked_at = rank.asked_at or now
             if not rank.is_asked and rank.is_sending.acquire(blocking=False):
                 try:
                     self._ask(rank)
                 finally:
                     rank.is_sending.release()
-        owing = [rank for rank in self._ranks.values() if now - (rank.asked_at or now) > seconds]
+        owing = [rank for rank in self._ranks if now - (rank.asked_at or now) > seconds]
         return [self._name(rank) for rank in owing]
 
     @property
     def progress(self) -> str:
         """How many steps each rank had run when it last gave a sign of life."""
-        ranks = self._ranks.values()
-        return ", ".join(f"{self._name(rank)}: {rank.num_steps}" for rank in ranks)
+        return ", ".join(f"{self._name(rank)}: {rank.num_steps}" for rank in self._ranks)
 
     def _ask(self, rank: _Rank) -> None:
         """Send a question, unless that would wait: then the rank reads nothing."""
@@ -166,35 +170,41 @@ class Ranks:
             with suppress(OSError):  # it is gone, and `failure` will say so
                 rank.handle.connection.send_bytes(PING)
 
-    def _read(self, timeout: float) -> bool:
-        """Take all that the ranks say; True if one of them has ended or is about to."""
-        while events := self._poller.poll(timeout * 1000):
-            for number, _ in events:
-                self._take(number)
-            timeout = 0
-        return any(rank.is_dead or rank.failed for rank in self._ranks.values())
+    def _read(self) -> None:
+        """The thread: take all that the ranks say, until the last has closed its connection."""
+        poller = select.poll()
+        ranks = {rank.handle.connection.fileno(): rank for rank in self._ranks}
+        for number in ranks:
+            poller.register(number, select.POLLIN)
+        while ranks:
+            for number, _ in poller.poll():
+                self._take(ranks[number])
+                if ranks[number].is_dead:
+                    poller.unregister(number)
+                    del ranks[number]
+            self._news.set()
 
-    def _take(self, number: int) -> None:
-        rank = self._ranks[number]
+    def _take(self, rank: _Rank) -> None:
         try:
             report: Report = rank.handle.connection.recv()
         except (EOFError, OSError):
-            self._poller.unregister(number)
-            rank.is_dead = True
+            rank.is_dead = self._has_ended = True
             return
         if report.stage == "alive":
             rank.num_steps, rank.asked_at, rank.is_asked = report.num_steps, None, False
         elif report.result is not None:
-            self.results.append(report.result)
+            self._num_results += 1
+            self.results[self._num_results] = report.result
+        elif report.stage == "failed":
+            rank.failed, self._has_ended = report, True
         else:
-            rank.stage = report.stage
-            rank.failed = report if report.stage == "failed" else None
             if rank.handle.number == 0:
                 self.facts = report.facts
+            rank.stage = report.stage
 
     def _cause(self) -> str:
         """The first failure: a rank that died without a word, else the earliest traceback."""
-        ended = [rank for rank in self._ranks.values() if rank.is_dead or rank.failed]
+        ended = [rank for rank in self._ranks if rank.is_dead or rank.failed]
         first = min(ended, key=lambda rank: rank.failed.time if rank.failed else 0)
         if first.failed:
             self.error = first.failed.error
@@ -206,7 +216,7 @@ class Ranks:
 
     def kill(self) -> None:
         """Let no rank do anything more; a `send` that waits in a thread gets its OSError."""
-        for rank in self._ranks.values():
+        for rank in self._ranks:
             rank.handle.kill()
 
     def stop(self, grace: float) -> None:
@@ -216,11 +226,21 @@ class Ranks:
         """
         deadline = time.monotonic() + grace
         try:
-            for rank in self._ranks.values():
-                rank.handle.connection.close()
-            for rank in self._ranks.values():
+            for rank in self._ranks:
+                _shut(rank.handle.connection, socket.SHUT_WR)
+            for rank in self._ranks:
                 rank.handle.wait(deadline - time.monotonic())
         finally:
             self.kill()
-            for rank in self._ranks.values():
+            for rank in self._ranks:
                 rank.handle.bury()
+                _shut(rank.handle.connection, socket.SHUT_RDWR)
+            self._reader.join()  # every connection has ended
+            for rank in self._ranks:
+                rank.handle.connection.close()
+
+
+def _shut(connection: Connection, how: int) -> None:
+    """End one direction of a connection, or both; nothing happens to one that has ended."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as link:
+        link.shutdown(how)

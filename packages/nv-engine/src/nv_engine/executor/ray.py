@@ -12,12 +12,11 @@ import ray
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
 from nv_engine.device.worker import Worker
 from nv_engine.executor.rank import MakeWorker, RankSpec
-from nv_engine.executor.ranked import Patience, RankedExecutor, RankZero, located
-from nv_engine.executor.ranks import POLL_SECONDS, Ranks
+from nv_engine.executor.ranked import Patience, RankedExecutor, located
+from nv_engine.executor.ranks import Ranks
 from nv_engine.executor.ray_rank import Actor, Place, RayRank, Seat
 
 PLACE_SECONDS = 60.0
@@ -58,63 +57,14 @@ class RayExecutor(RankedExecutor):
         resource = _resource(config.device)
         config = replace(config, device="cuda:0" if resource == "GPU" else "cpu")
         group = _reserve(config.tensor_parallel_size, resource)
-        ranks = Ranks((), config.tensor_parallel_size)
         try:
-            ranks = Ranks(_seated(config, make_worker, group, resource), ranks.size)
-            _await_load(ranks)
+            ranks = Ranks(
+                _seated(config, make_worker, group, resource), config.tensor_parallel_size
+            )
         except BaseException:
-            ranks.stop(0)
             _release(group)
             raise
-        super().__init__(
-            ranks,
-            RankZero(lambda: _RemoteWorker(ranks), pause=lambda: ranks.listen(POLL_SECONDS)),
-            patience=patience,
-            release=lambda: _release(group),
-        )
-
-
-class _RemoteWorker:
-    """Rank 0 as the executor's thread sees it: it runs what it is sent, and answers in order."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        facts = ranks.facts
-        assert facts is not None, "rank 0 is ready"
-        self.vocab_size = facts.vocab_size
-        self.eos_token_ids = facts.eos_token_ids
-        self.max_model_len = facts.max_model_len
-        self.num_blocks = facts.num_blocks
-        self.block_size = facts.block_size
-        self.results = ranks.results
-        self.num_read = 0
-        self._num_steps = 0
-
-    def run(self, batch: Batch) -> "_RemotePending":
-        """Expect the answer to a batch that has been sent."""
-        del batch
-        self._num_steps += 1
-        return _RemotePending(self, self._num_steps)
-
-
-class _RemotePending:
-    """A step that rank 0 was sent."""
-
-    def __init__(self, worker: _RemoteWorker, number: int) -> None:
-        self._worker, self._number = worker, number
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the answer is here; whoever waits reads the connections meanwhile."""
-        return len(self._worker.results) + self._worker.num_read >= self._number
-
-    def result(self) -> StepResult:
-        """The answer; those before it that nobody read are dropped."""
-        worker = self._worker
-        while worker.num_read < self._number - 1:
-            worker.results.popleft()
-            worker.num_read += 1
-        worker.num_read += 1
-        return worker.results.popleft()
+        super().__init__(ranks, patience=patience, release=lambda: _release(group))
 
 
 def _resource(device: str) -> str:
@@ -197,17 +147,6 @@ def _seated(
             raise RuntimeError(f"rank {number} of {size} did not start: {error}") from error
         raise
     return started
-
-
-def _await_load(ranks: Ranks) -> None:
-    """Wait until all are ready; a wrong checkpoint or option is raised as what it is."""
-    try:
-        while not ranks.reached("ready"):
-            pass
-    except RuntimeError as error:
-        if isinstance(ranks.error, ValueError | OSError):
-            raise ranks.error from error
-        raise
 
 
 def _release(group: Any) -> None:  # noqa: ANN401

@@ -18,6 +18,8 @@ from nv_engine.executor.rank import RankSpec, serve
 
 PARENT_CHECK_SECONDS = 0.5
 ENDING_SECONDS = 1.0
+BURY_SECONDS = 5.0
+"""For the system to take down a killed process; a driver may take a while to free a card."""
 ENTRY = "from nv_engine.executor.spawn import main; main()"
 
 
@@ -63,8 +65,8 @@ class SpawnedRank:
             self._process.wait(max(seconds, 0))
 
     def bury(self) -> None:
-        """After `kill`: wait until it is gone."""
-        self._process.wait()
+        """After `kill`: wait until it is gone, unless the system cannot end it."""
+        self.wait(BURY_SECONDS)
 
     def ending(self) -> str:
         """How a process that closed its pipe ended."""
