@@ -6,7 +6,7 @@ import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
-from nv_kernels import LogitControls, reference
+from nv_kernels import LogitControls, compile_ahead, reference
 from nv_kernels.reference.controls import ANY
 from nv_kernels.triton import controls
 
@@ -27,6 +27,19 @@ ASKED = [
     ("masks", "bias", "words"),
     tuple(GROUPS),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_compiled():
+    """Most of what the tests of this file launch on a card, several at a time."""
+    if INTERPRETING or not torch.cuda.is_available():
+        return
+    slots = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    with compile_ahead():
+        for size in VOCABULARIES:
+            stops = {"stop_ids": slots[:, None], "min_lengths": slots}
+            logits = torch.zeros(2, size, dtype=torch.bfloat16, device=DEVICE)
+            controls.shape_logits(logits, LogitControls(slots, slots, **stops))
 
 
 def every_table(vocabulary, rows=6, seed=0):

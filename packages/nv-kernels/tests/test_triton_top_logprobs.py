@@ -4,12 +4,25 @@ import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
-from nv_kernels import reference
+from nv_kernels import compile_ahead, reference
 from nv_kernels.triton import top_logprobs as kernels
 
 INF = float("inf")
 VOCABULARIES = (7, 331, 4224) if INTERPRETING else (7, 331, 4224, 151_936)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_compiled():
+    """Most of what the tests of this file launch on a card, several at a time."""
+    if INTERPRETING or not torch.cuda.is_available():
+        return
+    with compile_ahead():
+        for size in VOCABULARIES:
+            for dtype in DTYPES:
+                logits = torch.zeros(2, size, dtype=dtype, device=DEVICE)
+                ids = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+                kernels.top_logprobs(logits, ids, 1)
 
 
 def some_logits(rows, vocabulary, dtype=torch.bfloat16, seed=0):
