@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from nv_engine import Engine, EngineConfig, SamplingParams
-from test_deterministic_gpu import DEFAULTS, MODES, Said, run
+from test_deterministic_gpu import DEFAULTS, Said, run
 
 pytestmark = pytest.mark.gpu
+OPTIONS: dict[str, Any] = DEFAULTS | {"dtype": "bfloat16"}
 KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "repetition_penalty": 1.3, "logprobs": 5},
     {"frequency_penalty": 0.7, "presence_penalty": 0.4, "top_p": 0.9},
@@ -47,22 +48,17 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
     return made
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def mode(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return MODES[request.param]
-
-
 @pytest.fixture(scope="module")
-def expected(checkpoint: Any, requests: Any, mode: dict[str, Any]) -> list[Said]:
-    engine = Engine(EngineConfig(model=str(checkpoint), **DEFAULTS | mode))
+def expected(checkpoint: Any, requests: Any) -> list[Said]:
+    engine = Engine(EngineConfig(model=str(checkpoint), **OPTIONS))
     found = run(engine, requests)
     engine.close()
     return found
 
 
 @pytest.mark.parametrize("road", ROADS)
-def test_any_order_company_pool_and_depth(checkpoint, requests, mode, expected, road) -> None:
-    engine = Engine(EngineConfig(model=str(checkpoint), **DEFAULTS | mode | ROADS[road]))
+def test_any_order_company_pool_and_depth(checkpoint, requests, expected, road) -> None:
+    engine = Engine(EngineConfig(model=str(checkpoint), **OPTIONS | ROADS[road]))
     order = random.Random(road).sample(range(len(requests)), len(requests))
     assert run(engine, [requests[index] for index in order]) == [expected[i] for i in order]
     half = order[::2]
