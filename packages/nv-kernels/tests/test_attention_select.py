@@ -3,7 +3,8 @@
 import nv_kernels as nk
 import pytest
 import torch
-from nv_kernels.attention import select
+from nv_kernels.attention import cpu, select
+from nv_kernels.cpu.library import why_not
 
 SHAPE = {
     "dtype": torch.float32,
@@ -14,24 +15,43 @@ SHAPE = {
 }
 
 
-def test_auto_on_a_cpu_says_why():
-    backend = nk.attention_backend("auto", device="cpu", **(SHAPE | {"dtype": torch.bfloat16}))
-    assert backend.name == "torch"
-    assert "cpu" in backend.reason
-    backend = nk.attention_backend("auto", device="cpu", **SHAPE)
-    assert backend.name == "batch_invariant"
-    assert "fp32 on 'cpu'" in backend.reason
-    assert "name" in nk.attention_backend("torch", device="cpu", **SHAPE).reason
+def on_a_cpu(name="auto", **change):
+    return nk.attention_backend(name, device="cpu", **(SHAPE | change))
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_auto_on_a_cpu_takes_its_own_kernels():
+    assert (on_a_cpu().name, on_a_cpu().reason) == ("cpu", "auto: the device is 'cpu'")
+    half = on_a_cpu(dtype=torch.float16)
+    assert half.name == "torch"
+    assert "fp32 and bf16, not torch.float16" in half.reason
+    odd = on_a_cpu(head_dim=72)
+    assert odd.name == "batch_invariant"
+    assert "multiple of 16, not 72" in odd.reason
+    with pytest.raises(ValueError, match="multiple of 16, not 72; use 'torch'"):
+        on_a_cpu("cpu", head_dim=72)
+    with pytest.raises(ValueError, match="'cpu' needs a cpu device, not 'cuda'"):
+        nk.attention_backend("cpu", device="cuda", **SHAPE)
+
+
+def test_auto_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setattr(cpu, "kernel", lambda *_: None)
+    monkeypatch.setattr(cpu, "why_not", lambda: "no C++ compiler was found")
+    assert on_a_cpu(dtype=torch.bfloat16).name == "torch"
+    single = on_a_cpu()
+    assert single.name == "batch_invariant"
+    assert "no C++ compiler was found" in single.reason
+    assert "name" in on_a_cpu("torch").reason
 
 
 def test_unknown_name_lists_the_choices():
-    with pytest.raises(ValueError, match=r"'flash'.*auto, triton, torch, flash_attn"):
+    with pytest.raises(ValueError, match=r"'flash'.*auto, triton, cpu, torch, flash_attn"):
         nk.attention_backend("flash", device="cpu", **SHAPE)
 
 
 @pytest.mark.parametrize("name", ["triton", "flash_attn"])
 def test_cuda_only_backends_refuse_a_cpu(name):
-    with pytest.raises(ValueError, match=f"'{name}' needs a CUDA device.*use 'torch'"):
+    with pytest.raises(ValueError, match=f"'{name}' needs a cuda device.*use 'torch'"):
         nk.attention_backend(name, device="cpu", **SHAPE)
 
 

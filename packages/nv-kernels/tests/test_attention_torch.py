@@ -6,6 +6,8 @@ from functools import partial
 import nv_kernels as nk
 import pytest
 import torch
+from nv_kernels.attention import cpu
+from nv_kernels.attention.batch_invariant_torch import BatchInvariantTorchAttention
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -69,9 +71,24 @@ def backend_of(name, dtype, num_q_heads=4, num_kv_heads=2, head_dim=64, block_si
     )
 
 
-@pytest.fixture(params=["torch", "batch_invariant"])
-def backend_for(request):
-    return partial(backend_of, request.param)
+@pytest.fixture(params=[True, False], ids=["compiled", "without a compiler"])
+def compiled(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(cpu, "kernel", lambda *_: None)
+
+
+@pytest.fixture(params=["torch", "batch_invariant", "batch_invariant without a compiler"])
+def backend_for(request, monkeypatch):
+    name, _, without = request.param.partition(" without ")
+    if without:
+        monkeypatch.setattr(cpu, "kernel", lambda *_: None)
+    return partial(backend_of, name)
+
+
+def test_batch_invariant_needs_no_compiler(monkeypatch):
+    monkeypatch.setattr(cpu, "kernel", lambda *_: None)
+    backend = backend_of("batch_invariant", torch.float32)
+    assert isinstance(backend, BatchInvariantTorchAttention)
 
 
 def check(backend, lengths, dtype, kv_dtype=None):
@@ -189,6 +206,7 @@ def some_rows(metadata, rows):
     )
 
 
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "heads", "head_dim", "block_size"),

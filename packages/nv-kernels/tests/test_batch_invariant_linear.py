@@ -27,28 +27,29 @@ def num_threads(request):
 
 
 @pytest.mark.skipif(INTERPRETING, reason="needs no kernel")
+@pytest.mark.parametrize("ops", [nk, nk.reference], ids=["compiled", "torch"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
-def test_on_a_cpu(rows, columns, dtype, packed, num_threads):
+def test_on_a_cpu(rows, columns, dtype, packed, ops, num_threads):
     x = draw(160, columns, dtype=dtype)
     weight = draw(rows, columns, dtype=dtype, seed=1) * columns**-0.5
     bias = draw(rows, dtype=dtype, seed=2)
     truth = x.double() @ weight.double().T
-    laid_out = nk.pack_weight(weight) if packed else weight
-    whole = nk.batch_invariant_linear(x, laid_out)
+    laid_out = ops.pack_weight(weight) if packed else weight
+    whole = ops.batch_invariant_linear(x, laid_out)
     rtol = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
     torch.testing.assert_close(whole.double(), truth, rtol=rtol, atol=rtol)
-    biased = nk.batch_invariant_linear(x, laid_out, bias)
+    biased = ops.batch_invariant_linear(x, laid_out, bias)
     torch.testing.assert_close(biased.double(), truth + bias, rtol=rtol, atol=2 * rtol)
     for tokens in TOKENS:
         for start in (1, 160 - tokens):
             part = x[start : start + tokens]
             rows_of = slice(start, start + tokens)
-            assert torch.equal(nk.batch_invariant_linear(part, laid_out), whole[rows_of])
-            assert torch.equal(nk.batch_invariant_linear(part, laid_out, bias), biased[rows_of])
-    assert nk.batch_invariant_linear(x[:0], laid_out).shape == (0, rows)
-    assert torch.equal(nk.batch_invariant_partials(x, laid_out), whole)
+            assert torch.equal(ops.batch_invariant_linear(part, laid_out), whole[rows_of])
+            assert torch.equal(ops.batch_invariant_linear(part, laid_out, bias), biased[rows_of])
+    assert ops.batch_invariant_linear(x[:0], laid_out).shape == (0, rows)
+    assert torch.equal(ops.batch_invariant_partials(x, laid_out), whole)
 
 
 @pytest.mark.skipif(INTERPRETING, reason="needs no kernel")

@@ -24,6 +24,8 @@ def test_surface():
         "KVLayout",
         "LayerWeights",
         "LogitControls",
+        "PeerBuffers",
+        "RankSum",
         "RowTables",
         "SamplingTensors",
         "Stream",

@@ -17,6 +17,7 @@ import importlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from nv_kernels import dispatch
+from nv_kernels.cpu import chain as cpu
 from nv_kernels.layer import Stream
 
 if TYPE_CHECKING:
@@ -56,8 +57,9 @@ def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, 
         qkv [T, (Hq + 2 Hkv) D], or partials [P, T, …] on a device whose qk_norm_rope_store sums
         them; the stream with nothing pending.
     """
-    if stream.hidden.is_cuda and not layer.batch_invariant:
-        return _on_cuda().attention_input(layer, stream)
+    own = _own(layer, stream)
+    if own is not None:
+        return own.attention_input(layer, stream)
     normed, hidden = normalise(stream, layer.attention_norm, layer.eps)
     return _products(layer).partials(normed, layer.qkv, layer.qkv_bias), Stream(hidden)
 
@@ -74,13 +76,15 @@ def attention_output(
         layer: the weights.
         attended: [T, Hq D].
         stream: as `attention_input` returned it.
-        reduce: sums a [T, E] tensor over the ranks, or None.
+        reduce: sums a [T, E] tensor over the ranks, or None. What a RankSum's peers serve may be
+            left to the next norm.
 
     Returns:
         The stream after this layer.
     """
-    if stream.hidden.is_cuda and not layer.batch_invariant:
-        return _on_cuda().attention_output(layer, attended, stream, reduce)
+    own = _own(layer, stream, reduce)
+    if own is not None:
+        return own.attention_output(layer, attended, stream, reduce)
     products = _products(layer)
 
     def summed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -110,6 +114,10 @@ def normalise(
     """
     if stream.pending is None:
         return dispatch.add_rms_norm(stream.hidden, None, weight, eps)
+    if stream.peers is not None:
+        return dispatch.all_reduce_add_rms_norm(
+            stream.pending, stream.hidden, weight, eps, stream.peers
+        )
     return dispatch.add_rms_norm(stream.pending, stream.hidden, weight, eps)
 
 
@@ -131,5 +139,12 @@ def _products(layer: LayerWeights) -> Products:
     return Products(dispatch.linear, dispatch.linear, dispatch.silu_and_mul)
 
 
-def _on_cuda() -> Pieces:
-    return cast("Pieces", importlib.import_module("nv_kernels.triton.chain"))
+def _own(layer: LayerWeights, stream: Stream, reduce: Reduce | None = None) -> Pieces | None:
+    """Give the device's own version, or None where the plain one serves."""
+    if stream.hidden.is_cuda:
+        if layer.batch_invariant:
+            return None
+        return cast("Pieces", importlib.import_module("nv_kernels.triton.chain"))
+    if reduce is not None or stream.hidden.device.type != "cpu":
+        return None
+    return cpu.pieces(layer, stream)

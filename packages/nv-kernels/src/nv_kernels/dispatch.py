@@ -1,6 +1,7 @@
 """Picks an op's implementation by the device of its first argument.
 
-Owns the table of Triton ops and nothing else. Never imports Triton before a CUDA tensor comes.
+Owns the tables of Triton's and the CPU's ops and nothing else. Never imports Triton before a CUDA
+tensor comes, nor compiles the CPU's kernels before a CPU's tensor does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 TRITON_OPS = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
+    "all_reduce_add_rms_norm": "all_reduce",
     "silu_and_mul": "activation",
     "batch_invariant_silu_and_mul": "activation",
     "linear": "linear",
@@ -37,6 +39,19 @@ TRITON_OPS = {
     "decode_rows": "rows",
     "keep_tokens": "rows",
 }
+
+# What `nv_kernels.cpu.ops` has of its own.
+CPU_OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "silu_and_mul",
+    "batch_invariant_silu_and_mul",
+    "pack_weight",
+    "linear",
+    "batch_invariant_linear",
+    "batch_invariant_partials",
+    "qk_norm_rope_store",
+)
 
 
 class OnDevice(Protocol):
@@ -55,7 +70,7 @@ Result = TypeVar("Result")
 def dispatched(
     definition: Callable[Concatenate[First, Rest], Result],
 ) -> Callable[Concatenate[First, Rest], Result]:
-    """Wrap a definition so that CUDA tensors reach its Triton version, where there is one.
+    """Wrap a definition so that tensors reach their device's version of it, where there is one.
 
     Args:
         definition: an op of `nv_kernels.reference`.
@@ -66,27 +81,30 @@ def dispatched(
 
     @wraps(definition)
     def op(first: First, /, *rest: Rest.args, **named: Rest.kwargs) -> Result:
-        if first.device.type == "cuda":
-            result: Result = _on_cuda(definition)(first, *rest, **named)
-            return result
-        return definition(first, *rest, **named)
+        result: Result = _version(definition, first.device.type)(first, *rest, **named)
+        return result
 
     return op
 
 
 @cache
-def _on_cuda(definition: Callable[..., Any]) -> Callable[..., Any]:
+def _version(definition: Callable[..., Any], device: str) -> Callable[..., Any]:
     name = definition.__name__
-    if name not in TRITON_OPS:
+    if device == "cuda" and name in TRITON_OPS:
+        module = f"nv_kernels.triton.{TRITON_OPS[name]}"
+    elif device == "cpu" and name in CPU_OPS:
+        module = "nv_kernels.cpu.ops"
+    else:
         return definition
-    module = importlib.import_module(f"nv_kernels.triton.{TRITON_OPS[name]}")
-    implementation: Callable[..., Any] = vars(module)[name]
+    implementation: Callable[..., Any] = vars(importlib.import_module(module))[name]
     return implementation
 
 
 rms_norm = dispatched(reference.rms_norm)
 add_rms_norm = dispatched(reference.add_rms_norm)
+all_reduce_add_rms_norm = dispatched(reference.all_reduce_add_rms_norm)
 silu_and_mul = dispatched(reference.silu_and_mul)
+pack_weight = dispatched(reference.pack_weight)
 linear = dispatched(reference.linear)
 batch_invariant_linear = dispatched(reference.batch_invariant_linear)
 batch_invariant_silu_and_mul = dispatched(reference.batch_invariant_silu_and_mul)

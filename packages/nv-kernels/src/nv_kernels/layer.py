@@ -5,13 +5,15 @@ Owns the records that the chain's two versions share. Never computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+
+    from nv_kernels.peers import PeerBuffers
 
 Reduce: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
 
@@ -33,6 +35,7 @@ class LayerWeights:
         gate_up_bias: [2F] or None.
         down_bias: [E] or None; with tensor parallelism on one rank only.
         batch_invariant: a token's result is bitwise the same whatever the others are.
+        prepared: what a device's version keeps with it, by the version's name.
     """
 
     attention_norm: torch.Tensor
@@ -47,6 +50,7 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None = None
     down_bias: torch.Tensor | None = None
     batch_invariant: bool = False
+    prepared: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Stream(NamedTuple):
@@ -55,7 +59,9 @@ class Stream(NamedTuple):
     Attributes:
         hidden: [T, E].
         pending: still to be added: None, [T, E], or [P, T, E] partials.
+        peers: what is pending is this rank's part, and the norm sums it over these; or None.
     """
 
     hidden: torch.Tensor
     pending: torch.Tensor | None = None
+    peers: PeerBuffers | None = None

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 # name -> module and class, built as Class(shape, reason).
 BACKENDS = {
     "triton": ("nv_kernels.attention.triton", "TritonAttention"),
+    "cpu": ("nv_kernels.attention.cpu", "CPUAttention"),
     "torch": ("nv_kernels.attention.torch", "TorchAttention"),
     "flash_attn": ("nv_kernels.attention.flash", "FlashAttention"),
     "batch_invariant": ("nv_kernels.attention.batch_invariant", "batch_invariant_attention"),
 }
-CUDA_ONLY = ("triton", "flash_attn")
+ONLY_ON = {"triton": "cuda", "flash_attn": "cuda", "cpu": "cpu"}
 
 
 def attention_backend(
@@ -39,7 +40,7 @@ def attention_backend(
     """Build the backend for one shape of attention.
 
     Args:
-        name: "auto", "triton", "torch", "flash_attn" or "batch_invariant".
+        name: "auto", "triton", "cpu", "torch", "flash_attn" or "batch_invariant".
         device: where the tensors will live.
         dtype: of queries and output.
         num_q_heads: Hq of this rank.
@@ -64,9 +65,9 @@ def attention_backend(
             "give both as one rank holds them"
         )
     device = torch.device(device)
-    if name in CUDA_ONLY and device.type != "cuda":
+    if ONLY_ON.get(name, device.type) != device.type:
         raise ValueError(
-            f"attention backend {name!r} needs a CUDA device, not {device.type!r}; "
+            f"attention backend {name!r} needs a {ONLY_ON[name]} device, not {device.type!r}; "
             "use 'torch' or 'auto' there"
         )
     shape = AttentionShape(device, dtype, num_q_heads, num_kv_heads, head_dim, block_size)
@@ -76,15 +77,18 @@ def attention_backend(
 
 
 def _automatic(shape: AttentionShape) -> AttentionBackend:
-    if shape.device.type != "cuda":
-        kind = shape.device.type
-        if shape.dtype == torch.float32:
-            return _build("batch_invariant", f"auto: fp32 on {kind!r} is exact in any batch", shape)
-        return _build("torch", f"auto: the device is {kind!r}, which the others cannot use", shape)
-    try:
-        return _build("triton", "auto: the device is a CUDA card", shape)
-    except (ValueError, NotImplementedError) as error:  # a shape that it was not written for
-        return _build("torch", f"auto: {error}", shape)
+    """Pick the device's own kernels, or say why not."""
+    device = shape.device.type
+    own = {"cuda": "triton", "cpu": "cpu"}.get(device)
+    reason = f"auto: the device is {device!r}, which the others cannot use"
+    if own is not None:
+        try:
+            return _build(own, f"auto: the device is {device!r}", shape)
+        except (ValueError, NotImplementedError) as error:  # what it was not written for
+            reason = f"auto: {error}"
+    if device == "cpu" and shape.dtype == torch.float32:
+        return _build("batch_invariant", f"{reason}; fp32 is exact in any batch", shape)
+    return _build("torch", reason, shape)
 
 
 def _is_built(name: str) -> bool:

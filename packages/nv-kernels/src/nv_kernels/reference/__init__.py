@@ -4,6 +4,7 @@ Owns the meaning of each op, rounding points included. Never looks at the device
 """
 
 from nv_kernels.reference.activation import batch_invariant_silu_and_mul, silu_and_mul
+from nv_kernels.reference.all_reduce import all_reduce_add_rms_norm
 from nv_kernels.reference.attention import attention
 from nv_kernels.reference.controls import shape_logits
 from nv_kernels.reference.kv import copy_blocks, store_kv
@@ -22,6 +23,7 @@ from nv_kernels.reference.top_logprobs import top_logprobs
 
 __all__ = [
     "add_rms_norm",
+    "all_reduce_add_rms_norm",
     "apply_rope",
     "attention",
     "batch_invariant_linear",

@@ -3,7 +3,7 @@
 At 1 and 2 tokens four launches: norm + qkv | output + residual | norm + gate_up + silu |
 down + residual. From 3 tokens on six: add + norm | qkv | output | add + norm | gate_up + silu |
 down, where the norms sum the products' partials and gate_up + silu is two launches if the
-library multiplies.
+library multiplies. Over ranks always six where their peer memory serves: the norms sum over it.
 
 Owns that order. Never chooses a product's form.
 """
@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nv_kernels.layer import Stream
+from nv_kernels.peers import RankSum
 from nv_kernels.triton.activation import silu_and_mul
+from nv_kernels.triton.all_reduce import all_reduce_add_rms_norm
 from nv_kernels.triton.forms import Gemv
 from nv_kernels.triton.gemv import gemv
 from nv_kernels.triton.linear import form_for, gated_linear, linear, linear_partials
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 
 def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:
     """Normalise and project; see `nv_kernels.chain.attention_input`."""
-    hidden, pending = stream
+    hidden = stream.hidden
     form = form_for(hidden, layer.qkv)
-    if isinstance(form, Gemv) and pending is None:
+    if isinstance(form, Gemv) and stream.pending is None:
         norm = (layer.attention_norm, layer.eps)
         return gemv(form, hidden, layer.qkv, norm=norm, bias=layer.qkv_bias), stream
     normed, hidden = _normalise(stream, layer.attention_norm, layer.eps)
@@ -50,22 +52,25 @@ def attention_output(
     biased = layer.gate_up_bias is not None or layer.down_bias is not None
     if reduce is None and not biased and isinstance(output, Gemv) and isinstance(gate_up, Gemv):
         return _few(layer, attended, stream.hidden, output, gate_up)
-    if reduce is not None:
-        pending = reduce(linear(attended, layer.output, layer.output_bias))
-    elif layer.output_bias is not None:
-        pending = linear(attended, layer.output, layer.output_bias)
-    else:
-        pending = linear_partials(attended, layer.output)
-    normed, hidden = _normalise(Stream(stream.hidden, pending), layer.mlp_norm, layer.eps)
+    peers = reduce.peers_for(stream.hidden) if isinstance(reduce, RankSum) else None
+    if peers is not None:
+        reduce = None  # the norms do it
+    pending = _pending(attended, layer.output, layer.output_bias, reduce)
+    normed, hidden = _normalise(Stream(stream.hidden, pending, peers), layer.mlp_norm, layer.eps)
     if layer.gate_up_bias is None:
         activated = gated_linear(normed, layer.gate_up)
     else:
         activated = silu_and_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
+    return Stream(hidden, _pending(activated, layer.down, layer.down_bias, reduce), peers)
+
+
+def _pending(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce: Reduce | None
+) -> torch.Tensor:
+    """Multiply for the next norm, which sums partials."""
     if reduce is not None:
-        return Stream(hidden, reduce(linear(activated, layer.down, layer.down_bias)))
-    if layer.down_bias is not None:
-        return Stream(hidden, linear(activated, layer.down, layer.down_bias))
-    return Stream(hidden, linear_partials(activated, layer.down))
+        return reduce(linear(x, weight, bias))
+    return linear_partials(x, weight) if bias is None else linear(x, weight, bias)
 
 
 def _few(
@@ -85,4 +90,6 @@ def _normalise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if stream.pending is None:
         return add_rms_norm(stream.hidden, None, weight, eps)
+    if stream.peers is not None:
+        return all_reduce_add_rms_norm(stream.pending, stream.hidden, weight, eps, stream.peers)
     return add_rms_norm(stream.pending, stream.hidden, weight, eps)

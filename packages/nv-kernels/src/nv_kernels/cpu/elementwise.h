@@ -1,0 +1,137 @@
+// The small ops of a layer: add and norm, gate, q/k norm with rope and the cache write.
+//
+// Each rounds where `nv_kernels.reference` rounds. A token is computed alone, from first element to
+// last.
+#pragma once
+#include "vectors.h"
+
+constexpr int64_t WORTH_A_THREAD = 1 << 14;  // elements; below, waking another costs more
+
+// 1 / root mean square of `size` elements.
+template <typename T>
+inline float inverse_rms(const T* x, int64_t size, float eps) {
+    Vec squares = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        Vec v = load(x + i);
+        squares += v * v;
+    }
+    float total = sum(squares);
+    for (; i < size; i++) total += as_float(x[i]) * as_float(x[i]);
+    return 1.0f / __builtin_sqrtf(total / float(size) + eps);
+}
+
+// Apply `function` to vectors of elements i to i + LANES; the last, shorter one through `pad`.
+template <typename Function>
+inline void by_vectors(int64_t size, Function function) {
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) function(i, LANES);
+    if (i < size) function(i, int(size - i));
+}
+
+template <typename T>
+inline Vec load_some(const T* p, int count) {
+    if (count == LANES) return load(p);
+    T padded[LANES] = {};
+    std::memcpy(padded, p, count * sizeof(T));
+    return load(padded);
+}
+
+template <typename T>
+inline void store_some(T* p, Vec v, int count) {
+    if (count == LANES) return store(p, v);
+    T padded[LANES];
+    store(padded, v);
+    std::memcpy(p, padded, count * sizeof(T));
+}
+
+// normed, total: [T, E]; residual may be null, and then total is x itself.
+template <typename T>
+void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, T* normed, T* total,
+                  int64_t num_tokens, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_tokens * size > WORTH_A_THREAD)
+    for (int64_t t = 0; t < num_tokens; t++) {
+        const T* row = x + t * size;
+        if (residual) {
+            const T *left = row, *right = residual + t * size;
+            T* out = total + t * size;
+            by_vectors(size, [&](int64_t i, int count) {
+                store_some(out + i, load_some(left + i, count) + load_some(right + i, count), count);
+            });
+            row = out;
+        }
+        float scale = inverse_rms(row, size, eps);
+        by_vectors(size, [&](int64_t i, int count) {
+            Vec unit = rounded(load_some(row + i, count) * scale, weight);
+            store_some(normed + t * size + i, load_some(weight + i, count) * unit, count);
+        });
+    }
+}
+
+// x: [T, 2 F] -> out: [T, F].
+template <typename T>
+void silu_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_tokens * size > WORTH_A_THREAD)
+    for (int64_t t = 0; t < num_tokens; t++) {
+        const T *gate = x + 2 * t * size, *up = gate + size;
+        by_vectors(size, [&](int64_t i, int count) {
+            Vec g = load_some(gate + i, count);
+            Vec silu = rounded(g / (1.0f + exponential(-g)), x);
+            store_some(out + t * size + i, silu * load_some(up + i, count), count);
+        });
+    }
+}
+
+// One layer's keys or values: element strides of a block and of a token within it, and of a head.
+template <typename T>
+struct Cache {
+    T* data;
+    int64_t block_stride, token_stride, head_stride;
+    int64_t block_size;
+
+    T* at(int64_t slot, int64_t head) const {
+        return data + slot / block_size * block_stride + slot % block_size * token_stride +
+               head * head_stride;
+    }
+};
+
+// Norm (weight not null) and turn one head of D elements; cos then sin, D / 2 fp32 each.
+template <typename T>
+inline void turn(const T* x, const T* weight, float eps, const float* angles, T* out, int64_t dim) {
+    float scale = weight ? inverse_rms(x, dim, eps) : 1.0f;
+    int64_t half = dim / 2;
+    auto normed = [&](int64_t i, int count) {
+        Vec v = load_some(x + i, count);
+        if (!weight) return v;
+        return rounded(load_some(weight + i, count) * rounded(v * scale, x), x);
+    };
+    by_vectors(half, [&](int64_t i, int count) {
+        Vec first = normed(i, count), second = normed(half + i, count);
+        Vec cos = rounded(load_some(angles + i, count), x);
+        Vec sin = rounded(load_some(angles + half + i, count), x);
+        store_some(out + i, rounded(first * cos, x) - rounded(second * sin, x), count);
+        store_some(out + half + i, rounded(second * cos, x) + rounded(first * sin, x), count);
+    });
+}
+
+// qkv: [T, (Hq + 2 Hkv) D] -> q: [T, Hq, D]; keys and values go to their slots, -1: to none.
+template <typename T>
+void qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, float eps,
+                        const int64_t* positions, const float* cos_sin, Cache<T> keys,
+                        Cache<T> values, const int64_t* slots, T* q, int64_t num_tokens,
+                        int64_t q_heads, int64_t kv_heads, int64_t dim, int threads) {
+    int64_t width = (q_heads + 2 * kv_heads) * dim;
+#pragma omp parallel for num_threads(threads) if (num_tokens * width > WORTH_A_THREAD)
+    for (int64_t t = 0; t < num_tokens; t++) {
+        const T* row = qkv + t * width;
+        const float* angles = cos_sin + positions[t] * dim;
+        for (int64_t h = 0; h < q_heads; h++)
+            turn(row + h * dim, q_weight, eps, angles, q + (t * q_heads + h) * dim, dim);
+        if (slots[t] < 0) continue;
+        for (int64_t h = 0; h < kv_heads; h++) {
+            const T* key = row + (q_heads + h) * dim;
+            turn(key, k_weight, eps, angles, keys.at(slots[t], h), dim);
+            std::memcpy(values.at(slots[t], h), key + kv_heads * dim, dim * sizeof(T));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+// What Python calls: each kernel for fp32 and bf16, attention over an fp8 cache too.
+#include "attention.h"
+#include "elementwise.h"
+#include "layer.h"
+#include "linear.h"
+#include "tiles.h"
+
+#define FOR_EACH_TYPE(define) define(float, fp32) define(bf16, bf16)
+#define FOR_EACH_CACHE(define)                                                                    \
+    define(float, float, fp32_fp32) define(float, fp8, fp32_fp8) define(bf16, bf16, bf16_bf16)    \
+        define(bf16, fp8, bf16_fp8)
+
+extern "C" {
+
+#define LINEAR(T, name)                                                                           \
+    void linear_##name(const T* x, const T* w, const T* bias, T* out, int64_t num_rows,           \
+                       int64_t num_outputs, int64_t num_columns, int threads) {                   \
+        linear(Product<T>{x, w, bias, out, num_outputs, num_columns}, num_rows, threads);         \
+    }
+FOR_EACH_TYPE(LINEAR)
+
+int may_use_tiles_bf16() { return may_use_tiles(); }
+
+void linear_tiles_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* out, int64_t num_rows,
+                       int64_t num_outputs, int64_t num_columns, int threads) {
+    linear_tiles(Product<bf16>{x, w, bias, out, num_outputs, num_columns}, num_rows, threads);
+}
+
+#define LAYER(T, name)                                                                            \
+    void attention_input_##name(const Layer<T>* layer, const T* x, const T* residual, T* total,   \
+                                T* qkv, int64_t num_tokens, int threads) {                        \
+        attention_input(*layer, x, residual, total, qkv, num_tokens, threads);                    \
+    }                                                                                             \
+    void attention_output_##name(const Layer<T>* layer, const T* attended, const T* hidden,       \
+                                 T* stream, T* pending, int64_t num_tokens, int threads) {        \
+        attention_output(*layer, attended, hidden, stream, pending, num_tokens, threads);         \
+    }
+FOR_EACH_TYPE(LAYER)
+
+#define ADD_RMS_NORM(T, name)                                                                     \
+    void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps,           \
+                             T* normed, T* total, int64_t num_tokens, int64_t size,               \
+                             int threads) {                                                       \
+        add_rms_norm(x, residual, weight, eps, normed, total, num_tokens, size, threads);         \
+    }
+FOR_EACH_TYPE(ADD_RMS_NORM)
+
+#define SILU_AND_MUL(T, name)                                                                     \
+    void silu_and_mul_##name(const T* x, T* out, int64_t num_tokens, int64_t size, int threads) { \
+        silu_and_mul(x, out, num_tokens, size, threads);                                          \
+    }
+FOR_EACH_TYPE(SILU_AND_MUL)
+
+#define QK_NORM_ROPE_STORE(T, name)                                                               \
+    void qk_norm_rope_store_##name(                                                               \
+        const T* qkv, const T* q_weight, const T* k_weight, float eps, const int64_t* positions,  \
+        const float* cos_sin, T* k, T* v, int64_t block_stride, int64_t token_stride,             \
+        int64_t head_stride, int64_t block_size, const int64_t* slots, T* q, int64_t num_tokens,  \
+        int64_t q_heads, int64_t kv_heads, int64_t dim, int threads) {                            \
+        Cache<T> keys{k, block_stride, token_stride, head_stride, block_size}, values = keys;     \
+        values.data = v;                                                                          \
+        qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, cos_sin, keys, values, slots, \
+                           q, num_tokens, q_heads, kv_heads, dim, threads);                       \
+    }
+FOR_EACH_TYPE(QK_NORM_ROPE_STORE)
+
+#define ATTENTION(T, S, name)                                                                     \
+    void attention_##name(                                                                        \
+        const T* q, S* k, S* v, int64_t block_stride, int64_t token_stride, int64_t head_stride,  \
+        int64_t block_size, const int32_t* query_start, const int32_t* context_lens,              \
+        const int32_t* block_tables, int64_t num_sequences, int64_t table_width, int64_t q_heads, \
+        int64_t kv_heads, int64_t dim, float scale, float v_scale, T* out, int64_t num_tokens,    \
+        int threads) {                                                                            \
+        Cache<S> keys{k, block_stride, token_stride, head_stride, block_size}, values = keys;     \
+        values.data = v;                                                                          \
+        Step step{query_start, context_lens, block_tables, num_sequences, table_width};           \
+        Shape shape{q_heads, kv_heads, dim, scale, v_scale};                                      \
+        attention(q, keys, values, step, shape, out, num_tokens, threads);                        \
+    }
+FOR_EACH_CACHE(ATTENTION)
+}

@@ -1,0 +1,103 @@
+"""The compiled kernels: made once a machine, kept in the user's cache, loaded with ctypes.
+
+Owns the compiler's command and the library's name, which says for which sources and processor it
+was made. Never passes a tensor: `ops` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
+COMPILERS = ("c++", "g++", "clang++")
+SECONDS = 120  # for the compiler; it takes 3
+
+logger = logging.getLogger(__name__)
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Compile the kernels, if this machine never did, and load them.
+
+    The compiler is `$CXX`, or the first of c++, g++ and clang++ that is there. The library is kept
+    in `$XDG_CACHE_HOME/nv/kernels`, by default under ~/.cache.
+
+    Returns:
+        The library, or None where it cannot be made; `why_not` then says why.
+    """
+    found = _load()
+    if isinstance(found, str):
+        logger.info("the CPU's kernels are not used: %s", found)
+        return None
+    return found
+
+
+def why_not() -> str:
+    """Why there is no library, one phrase; "" if there is one."""
+    found = _load()
+    return found if isinstance(found, str) else ""
+
+
+@cache
+def _load() -> ctypes.CDLL | str:
+    compiler = _compiler()
+    if compiler is None:
+        return "no C++ compiler was found; install g++, or set CXX"
+    folder = _folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{_fingerprint(compiler)}.so"
+        if not path.exists():
+            _compile(compiler, path)
+        return ctypes.CDLL(str(path))
+    except subprocess.CalledProcessError as error:
+        return f"{compiler} failed: {error.stderr.strip()[-500:]}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{compiler} in {folder}: {error}"
+
+
+def _compiler() -> str | None:
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "nv" / "kernels"
+
+
+def _fingerprint(compiler: str) -> str:
+    """Name sources, compiler and processor: a cache may be shared by unlike machines."""
+    digest = hashlib.sha256(repr((FLAGS, compiler, platform.machine(), _processor())).encode())
+    for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What this processor can do, as the system says."""
+    described = Path("/proc/cpuinfo")
+    if not described.exists():
+        return platform.processor()
+    lines = described.read_text(encoding="utf-8", errors="replace").splitlines()
+    kinds = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Compile beside the target and move it there at once: others may be doing the same."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+        made.replace(path)

@@ -1,0 +1,99 @@
+// Rows times a transposed weight, each output one sum in one order: no row depends on the others.
+//
+// The weight lies as it is stored, [N, K]. A tile is MR rows by NR weights, with a sum of sixteen
+// lanes each. The weights of a tile are read once for a block of rows, and stay in the first cache
+// for all of them; while they are multiplied, the next tile's are fetched.
+#pragma once
+#include <algorithm>
+
+#include "vectors.h"
+
+constexpr int ROWS = 4, WEIGHTS = 6;  // of a tile: 24 of 32 registers hold sums
+constexpr int64_t BLOCK_ROWS = 128;   // rows that stay in the second cache
+
+template <typename T>
+struct Product {
+    const T* x;       // [rows, K]
+    const T* w;       // [N, K]
+    const T* bias;    // [N] or null
+    T* out;           // [rows, N]
+    int64_t num_outputs, num_columns;
+};
+
+// Rows m to m + MR by weights n to n + NR. FETCH: vectors of the next tile's weights to fetch for
+// each vector of these, from `next` on.
+template <int MR, int NR, int FETCH, typename T>
+inline void tile(const Product<T>& p, int64_t m, int64_t n, const T* next) {
+    const int64_t size = p.num_columns;
+    const T *x = p.x + m * size, *w = p.w + n * size;
+    Vec total[MR][NR] = {};
+    int64_t k = 0;
+    for (; k + LANES <= size; k += LANES) {
+        Vec weights[NR];
+        for (int j = 0; j < NR; j++) weights[j] = load(w + j * size + k);
+        for (int f = 0; f < FETCH; f++) __builtin_prefetch(next + f * size + k);
+        for (int i = 0; i < MR; i++) {
+            Vec row = load(x + i * size + k);
+            for (int j = 0; j < NR; j++) total[i][j] += row * weights[j];
+        }
+    }
+    for (int j = 0; j < NR; j++) {
+        float sum_of[MR];
+        if constexpr (MR == 4) {
+            Vec4 four = sums(total[0][j], total[1][j], total[2][j], total[3][j]);
+            std::memcpy(sum_of, &four, sizeof four);
+        } else {
+            for (int i = 0; i < MR; i++) sum_of[i] = sum(total[i][j]);
+        }
+        for (int i = 0; i < MR; i++) {
+            float y = sum_of[i];
+            for (int64_t rest = k; rest < size; rest++)
+                y += as_float(x[i * size + rest]) * as_float(w[j * size + rest]);
+            if (p.bias) y += as_float(p.bias[n + j]);
+            put(p.out + (m + i) * p.num_outputs + n + j, y);
+        }
+    }
+}
+
+template <int NR, int FETCH, typename T>
+inline void weights(const Product<T>& p, int64_t first, int64_t last, int64_t n) {
+    const T *next = p.w + (n + NR) * p.num_columns, *end = next + NR * p.num_columns;
+    int64_t m = first;
+    for (; m + ROWS <= last; m += ROWS) {
+        if (next < end) {
+            tile<ROWS, NR, FETCH>(p, m, n, next);
+            next += FETCH * p.num_columns;
+        } else {
+            tile<ROWS, NR, 0>(p, m, n, next);
+        }
+    }
+    for (; m < last; m++) {
+        if (next < end) {
+            tile<1, NR, FETCH>(p, m, n, next);
+            next += FETCH * p.num_columns;
+        } else {
+            tile<1, NR, 0>(p, m, n, next);
+        }
+    }
+}
+
+template <typename T>
+void linear(const Product<T>& p, int64_t num_rows, int threads) {
+    int64_t num_tiles = (p.num_outputs + WEIGHTS - 1) / WEIGHTS;
+    for (int64_t first = 0; first < num_rows; first += BLOCK_ROWS) {
+        int64_t last = std::min(first + BLOCK_ROWS, num_rows);
+        int64_t visits = (last - first) / ROWS + (last - first) % ROWS;
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (int64_t t = 0; t < num_tiles; t++) {
+            int64_t n = t * WEIGHTS;
+            if (n + WEIGHTS > p.num_outputs)
+                for (; n < p.num_outputs; n++) weights<1, 0>(p, first, last, n);
+            else if (visits >= 4)
+                weights<WEIGHTS, 2>(p, first, last, n);
+            else if (visits >= 2)
+                weights<WEIGHTS, 3>(p, first, last, n);
+            else
+                weights<WEIGHTS, 6>(p, first, last, n);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+// Sixteen fp32 lanes on any processor that GCC or Clang knows, and the two element types.
+//
+// Owns loads, stores, rounding and the exponential. Sums over lanes have one order, so that a result
+// depends on its operands alone.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+constexpr int LANES = 16;
+typedef float Vec __attribute__((vector_size(64)));
+typedef float Vec8 __attribute__((vector_size(32)));
+typedef float Vec4 __attribute__((vector_size(16)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint8_t Bytes __attribute__((vector_size(16)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t Ints4 __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Ints4){__VA_ARGS__})
+#endif
+
+struct bf16 {
+    uint16_t bits;
+};
+
+struct fp8 {  // e4m3 without infinities
+    uint8_t bits;
+};
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline Vec load(const bf16* p) {
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+    return (Vec)(__builtin_convertvector(h, Bits) << 16);
+}
+
+// Exponent and mantissa move to an fp32's place, 120 too low; what is below normal comes right too.
+inline Vec load(const fp8* p) {
+    Bytes b;
+    std::memcpy(&b, p, sizeof b);
+    Bits u = __builtin_convertvector(b, Bits), size = u & 0x7f;
+    Vec v = (Vec)(size << 20) * 0x1p120f;
+    return (Vec)((Bits)v | (u & 0x80) << 24 | (Bits)(size == 0x7f));
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+// To the nearest bf16, ties to even; what is not a number stays so.
+inline Halves rounded_bits(Vec v) {
+    Bits u = (Bits)v;
+    Bits near = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+    Bits is_nan = (Bits)(v != v);
+    return __builtin_convertvector((near & ~is_nan) | (0x7fc0 & is_nan), Halves);
+}
+
+inline void store(bf16* p, Vec v) {
+    Halves h = rounded_bits(v);
+    std::memcpy(p, &h, sizeof h);
+}
+
+// What a value becomes when it is written as T and read again.
+inline Vec rounded(Vec v, const float*) { return v; }
+inline Vec rounded(Vec v, const bf16*) {
+    return (Vec)(__builtin_convertvector(rounded_bits(v), Bits) << 16);
+}
+
+inline float as_float(float x) { return x; }
+inline float as_float(bf16 x) {
+    uint32_t u = uint32_t(x.bits) << 16;
+    float f;
+    std::memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) {
+    bf16 sixteen[LANES];
+    store(sixteen, splat(x));
+    *p = sixteen[0];
+}
+
+inline Vec4 fold(Vec v) {
+    Vec8 low, high;
+    std::memcpy(&low, &v, sizeof low);
+    std::memcpy(&high, (const char*)&v + sizeof low, sizeof high);
+    low += high;
+    Vec4 a, b;
+    std::memcpy(&a, &low, sizeof a);
+    std::memcpy(&b, (const char*)&low + sizeof a, sizeof b);
+    return a + b;
+}
+
+inline float sum(Vec v) {
+    Vec4 f = fold(v);
+    return (f[0] + f[2]) + (f[1] + f[3]);
+}
+
+// The sums of four, each in the order of `sum`.
+inline Vec4 sums(Vec a, Vec b, Vec c, Vec d) {
+    Vec4 e = fold(a), f = fold(b), g = fold(c), h = fold(d);
+    Vec4 ef = SHUFFLE(e, f, 0, 1, 4, 5) + SHUFFLE(e, f, 2, 3, 6, 7);
+    Vec4 gh = SHUFFLE(g, h, 0, 1, 4, 5) + SHUFFLE(g, h, 2, 3, 6, 7);
+    return SHUFFLE(ef, gh, 0, 2, 4, 6) + SHUFFLE(ef, gh, 1, 3, 5, 7);
+}
+
+// e to the x, by a polynomial of degree 6 over Cody and Waite's reduction: within 2 units in the last
+// place between -87 and 88, 0 below and e to the 88 above.
+inline Vec exponential(Vec x) {
+    Bits too_small = (Bits)(x < -87.0f);
+    x = x > 88.0f ? splat(88.0f) : x;
+    x = (Vec)((Bits)x & ~too_small);
+    Vec n = x * 1.44269504f;
+    n = (n + 12582912.0f) - 12582912.0f;  // to the nearest integer
+    Vec r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vec p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+    return (Vec)((Bits)(p * (Vec)power) & ~too_small);
+}
