@@ -25,7 +25,6 @@ KINDS: tuple[dict[str, Any], ...] = (
 ROADS: dict[str, dict[str, Any]] = {
     "one by one": {"max_num_seqs": 1},
     "few": {"max_num_seqs": 5, "max_in_flight": 2},
-    "squeezed": {"num_kvcache_blocks": 11},
     "squeezed, deep, chunked": {
         "num_kvcache_blocks": 11,
         "max_in_flight": 3,
@@ -33,7 +32,6 @@ ROADS: dict[str, dict[str, Any]] = {
     },
     "squeezed, synchronous": {"num_kvcache_blocks": 11, "max_in_flight": 0},
     "burst": {"max_burst": 4},
-    "eager": {"enforce_eager": True, "max_in_flight": 2},
 }
 
 
@@ -43,7 +41,7 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
     made = []
     for index in range(21):
         prompt = [rng.randrange(3, 320) for _ in range(rng.choice([1, 30, 64, 100, 130]))]
-        kind = {"seed": 100 + index, "max_tokens": 48, **KINDS[index % len(KINDS)]}
+        kind = {"seed": 100 + index, "max_tokens": 36, **KINDS[index % len(KINDS)]}
         made.append((prompt, SamplingParams(**kind)))
     return made
 
