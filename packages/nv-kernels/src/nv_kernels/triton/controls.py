@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nv_kernels.sampling import LogitControls
 
 NONE = tl.constexpr(-float("inf"))
-CHUNK = 4096  # tokens of a program of the dense pass
+CHUNK = 2048  # tokens of a program of the dense pass
 BLOCK = 128  # tokens or words that a program of the sparse pass reads at once
 SIZES = [
     "V", "mask_width", "last_mask", "last_allowed", "last_penalty",
