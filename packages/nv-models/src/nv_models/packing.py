@@ -20,6 +20,7 @@ def pack_weights(model: nn.Module, head: Vocabulary, tied: bool) -> None:
     head.head_weight = nk.pack_weight(head.weight)
     if not tied:
         replace_weight(head, head.head_weight)
+        head.head_weight = head.weight
 
 
 def replace_weight(module: nn.Module, packed: torch.Tensor) -> None:
