@@ -33,10 +33,8 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, placement, qk_norm)
         self.post_attention_layernorm = RMSNorm(size, eps, placement)
         self.mlp = GatedMLP(config, placement)
-        parallel = placement.parallel
         self.batch_invariant = placement.batch_invariant
-        reduce = parallel.sum_in_order if placement.batch_invariant else parallel.all_reduce
-        self.reduce = reduce if parallel.size > 1 else None
+        self.reduce = placement.parallel.layer_sum(placement.batch_invariant)
         self.weights: nk.LayerWeights | None = None
 
     def gather(self) -> nk.LayerWeights:

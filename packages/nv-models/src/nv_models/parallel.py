@@ -4,8 +4,9 @@ Owns: the arithmetic of splitting heads, features and vocabulary over ranks, and
 Never: creates a process group; the engine does, and hands it in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import nv_kernels as nk
 import torch
 import torch.distributed as dist
 
@@ -20,11 +21,14 @@ class TensorParallel:
         rank: this process, 0 <= rank < size.
         size: how many processes share the model; with 1 every collective returns its input.
         group: the process group; None is the default group.
+        peers: memory that the ranks write into each other, for sums of few rows; None where there
+            is none, and every sum goes through the group.
     """
 
     rank: int = 0
     size: int = 1
     group: dist.ProcessGroup | None = None
+    peers: nk.PeerBuffers | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -93,6 +97,18 @@ class TensorParallel:
                 total = total + part
             x.copy_(total)
         return x
+
+    def layer_sum(self, batch_invariant: bool) -> nk.RankSum | None:
+        """The sum that a layer's row products end in; None with one rank.
+
+        A sum that the norm makes itself (`peers`) is for few rows, and the library's for more need
+        not round alike: one that must not depend on the number of rows is always the same.
+        """
+        if self.size == 1:
+            return None
+        if batch_invariant:
+            return nk.RankSum(self.sum_in_order)
+        return nk.RankSum(self.all_reduce, self.peers)
 
     def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
         """[..., N] on each rank -> [..., size * N] on every rank, in order of rank."""

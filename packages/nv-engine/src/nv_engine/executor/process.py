@@ -16,6 +16,9 @@ from nv_engine.executor.ranked import Patience, RankedExecutor, located
 from nv_engine.executor.ranks import Ranks
 from nv_engine.executor.spawn import SpawnedRank
 
+PEER_ROWS = 256
+"""Longer sums have NCCL's bandwidth to gain: every rank reads every part, where NCCL shares out."""
+
 
 class ProcessExecutor(RankedExecutor):
     """Runs batches on `tensor_parallel_size` ranks of this host."""
@@ -25,6 +28,7 @@ class ProcessExecutor(RankedExecutor):
         config: EngineConfig,
         make_worker: MakeWorker = Worker,
         patience: Patience | None = None,
+        peer_rows: int = PEER_ROWS,
     ) -> None:
         """Start the ranks and load the model.
 
@@ -32,6 +36,8 @@ class ProcessExecutor(RankedExecutor):
             config: the options.
             make_worker: makes a rank's worker, in the rank's process, which imports it by name.
             patience: when a rank that lives, and does not answer, is given up.
+            peer_rows: most tokens of a step whose sums over the ranks go through memory that the
+                cards write into each other, where they can; NCCL does the rest. 0: NCCL does all.
 
         Raises:
             ValueError: the ranks do not divide the model, or there are too few cards; no process
@@ -45,7 +51,16 @@ class ProcessExecutor(RankedExecutor):
         self._store = distributed.open_store()  # where the ranks meet
         address = (distributed.LOOPBACK, self._store.port)
         specs = [
-            RankSpec(config, rank, size, address, num_threads, make_worker, answers=rank == 0)
+            RankSpec(
+                config,
+                rank,
+                size,
+                address,
+                num_threads,
+                make_worker,
+                peer_rows=peer_rows,
+                answers=rank == 0,
+            )
             for rank in range(size)
         ]
         super().__init__(spawn(specs), patience=patience)

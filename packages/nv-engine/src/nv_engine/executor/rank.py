@@ -10,12 +10,14 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal, NamedTuple
 
 import torch
-from nv_models import TensorParallel
+from nv_models import ModelConfig, TensorParallel
 from torch.distributed.distributed_c10d import Store
 
 from nv_engine.batch import Batch, StepResult
@@ -41,6 +43,9 @@ class RankSpec(NamedTuple):
     make_worker: MakeWorker
     host: str = distributed.LOOPBACK
     """This rank's machine, as the other ranks reach it."""
+    peer_rows: int = 0
+    """Most rows of a sum that goes through memory which the ranks' cards write into each other; 0
+    is for ranks that are not on one host, or not to use it."""
     answers: bool = False
     """True if this rank's results are wanted (every rank draws the same tokens)."""
 
@@ -70,7 +75,12 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
         torch.cuda.set_device(device)
     store = store or distributed.find_store(*spec.store)
     group = distributed.join(store, spec.rank, spec.size, device, spec.host)
-    return spec.make_worker(spec.config, TensorParallel(spec.rank, spec.size, group))
+    parallel = TensorParallel(spec.rank, spec.size, group)
+    if spec.peer_rows:
+        width = ModelConfig.from_path(Path(spec.config.model)).hidden_size
+        peers = distributed.open_peers(store, parallel, device, spec.peer_rows, width)
+        parallel = replace(parallel, peers=peers)
+    return spec.make_worker(spec.config, parallel)
 
 
 def serve(connection: Connection, spec: RankSpec, store: Store | None = None) -> None:

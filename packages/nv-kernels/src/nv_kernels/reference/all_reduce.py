@@ -42,7 +42,7 @@ def all_reduce_add_rms_norm(
     """
     if x.dim() == 3:
         x = x.sum(0, dtype=torch.float32)
-    words = _pack(x.to(weight.dtype).contiguous())  # [T, E / 2]
+    words = _pack(x.to(weight.dtype))  # [T, E / 2]
     rows = torch.arange(len(words), device=x.device)
     slots = (peers.counts[: len(words)] & 1).long()
     for other, buffer in enumerate(peers.buffers):
@@ -65,8 +65,7 @@ def all_reduce_add_rms_norm(
 
 def _pack(values: torch.Tensor) -> torch.Tensor:
     """[T, E] of 16 bits -> [T, E / 2] int32: columns i (low half) and i + E / 2 (high half)."""
-    num_rows, width = values.shape
-    halves = values.view(num_rows, 2, width // 2).transpose(1, 2).contiguous()  # [T, E / 2, 2]
+    halves = torch.stack(values.chunk(2, 1), -1)  # [T, E / 2, 2]
     words = halves.view(torch.int32)[..., 0]
     return torch.where(words == EMPTY, WRITTEN_NAN, words)
 

@@ -28,6 +28,8 @@ gdc_launch = tl.extra.cuda.gdc_launch_dependents
 gdc_wait = tl.extra.cuda.gdc_wait
 EMPTY = tl.constexpr(records.EMPTY)
 WRITTEN_NAN = tl.constexpr(records.WRITTEN_NAN)
+MAX_REGISTERS = 128
+"""Of a thread, of which there are at most 512; unasked, the assembler spills to fit four blocks."""
 
 
 @triton.jit
@@ -173,7 +175,7 @@ def all_reduce_add_rms_norm(
             x, x if residual is None else residual.contiguous(), weight, out, total,
             peers.addresses, peers.counts, num_rows, eps, peers.rank, peers.size, peers.max_rows,
             width, block, x.shape[0] if x.dim() == 3 else 1, residual is not None,
-            num_warps=warps, **dependent_launch(x),
+            num_warps=warps, maxnreg=MAX_REGISTERS, **dependent_launch(x),
         )  # fmt: skip
     return out, total
 
