@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from unittest.mock import patch
 
+import nv_kernels as nk
 import torch
 from nv_engine.batch import StepResult
 from nv_engine.device import worker as worker_module
@@ -112,3 +113,63 @@ class Sleepy(Echo):
 
 def sleep(config, parallel):
     return Sleepy(config, parallel)
+
+
+class Summing(Echo):
+    """Sums over two cards inside the norm, against the library's sum and the norm of it.
+
+    Draws how many values of the sums differ, how many of the norms differ by more than rounding,
+    and how many rows one of the cards has summed.
+    """
+
+    heights = (1, 7, 256, 64, 16, 256)
+    num_replays = 3
+
+    def __init__(self, config, parallel):
+        super().__init__(config, parallel)
+        self.peers = parallel.peers
+        assert self.peers is not None, "the cards reach each other"
+        self.device = self.peers.counts.device
+
+    def draw(self, seed, *shape):
+        generator = torch.Generator(self.device).manual_seed(seed)
+        values = torch.randn(*shape, generator=generator, device=self.device)
+        return values.bfloat16()
+
+    def run(self, batch):
+        wrong = torch.zeros(2, dtype=torch.int64, device=self.device)
+        weight = self.draw(1, self.peers.width)
+        for step, height in enumerate(self.heights):
+            self.sum_once(2 * step, height, weight, wrong)
+        self.sum_in_a_graph(weight, wrong)
+        return Done([[*wrong.tolist(), int(self.peers.counts.sum())]])
+
+    def sum_once(self, seed, height, weight, wrong):
+        part = self.draw(100 + seed + self.parallel.rank, height, self.peers.width)
+        residual = self.draw(200 + seed, height, self.peers.width)
+        found = nk.all_reduce_add_rms_norm(part, residual, weight, 1e-6, self.peers)
+        self.compare(found, part, residual, weight, wrong)
+
+    def sum_in_a_graph(self, weight, wrong):
+        part, residual = (torch.zeros_like(self.draw(1, 16, self.peers.width)) for _ in range(2))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            first = nk.all_reduce_add_rms_norm(part, residual, weight, 1e-6, self.peers)
+            second = nk.all_reduce_add_rms_norm(first[0], first[1], weight, 1e-6, self.peers)
+        for seed in range(self.num_replays):
+            part.copy_(self.draw(300 + 2 * seed + self.parallel.rank, 16, self.peers.width))
+            residual.copy_(self.draw(400 + seed, 16, self.peers.width))
+            graph.replay()
+            self.compare(first, part, residual, weight, wrong)
+            self.compare(second, *first, weight, wrong)
+
+    def compare(self, found, part, residual, weight, wrong):
+        """Two values sum in one way only, so the sums are equal; norms add in an order."""
+        total = self.parallel.all_reduce(part.clone())
+        out, total = nk.add_rms_norm(total, residual, weight, 1e-6)
+        wrong[0] += (found[1] != total).sum()
+        wrong[1] += (~torch.isclose(found[0], out, rtol=2**-6, atol=1e-3)).sum()
+
+
+def sum_in_norm(config, parallel):
+    return Summing(config, parallel)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from nv_engine.device import distributed
 from nv_models import TensorParallel
+from torch._C._distributed_c10d import _SymmetricMemory
 
 CPU = torch.device("cpu")
 
@@ -23,12 +24,20 @@ def test_two_ranks_meet_and_torchs_default_group_stays_the_callers():
     assert not dist.is_initialized()
 
 
+def test_cpus_share_no_memory_for_sums():
+    parallel = TensorParallel(0, 2, None)
+    assert distributed.open_peers(None, parallel, CPU, 8, 64) is None
+    one = TensorParallel()
+    assert distributed.open_peers(None, one, torch.device("cuda"), 8, 64) is None
+
+
 def test_the_private_names_that_joining_takes_are_there():
     """Also those that only cards need, which no test without one reaches."""
     for owner, names in {
         dist.ProcessGroup: ("_set_default_backend", "_register_backend"),
         dist.ProcessGroupGloo: ("_Options", "create_device"),
         dist.ProcessGroupGloo._Options: ("_timeout", "_devices"),
+        _SymmetricMemory: ("set_group_info", "empty_strided_p2p", "rendezvous", "get_buffer"),
     }.items():
         assert set(names) <= set(dir(owner))
     if dist.is_nccl_available():

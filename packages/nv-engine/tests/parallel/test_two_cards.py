@@ -5,7 +5,9 @@ import signal
 import time
 
 import pytest
+import rank_workers
 from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine.batch import Batch, Chunk
 from nv_engine.executor.process import ProcessExecutor
 from nv_engine.executor.ranked import Patience
 
@@ -48,6 +50,46 @@ def test_fp32_tokens_equal_one_card_s(checkpoint):
 def test_graphs_with_collectives_give_the_tokens_of_eager_steps(checkpoint):
     options = {"dtype": "bfloat16", "tensor_parallel_size": 2}
     assert run(checkpoint, **options) == run(checkpoint, **options, enforce_eager=True)
+
+
+def test_sums_inside_the_norm_are_the_library_s(checkpoint):
+    config = EngineConfig(model=str(checkpoint), tensor_parallel_size=2)
+    executor = ProcessExecutor(config, rank_workers.sum_in_norm)
+    batch = Batch((Chunk(0, 0, 1, (1,), samples=True),))
+    ((in_sums, in_norms, num_rows),) = executor.submit(batch).result().token_ids
+    executor.close()
+    assert (in_sums, in_norms) == (0, 0)
+    summing = rank_workers.Summing
+    assert num_rows == sum(summing.heights) + 2 * 16 * summing.num_replays
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
+def test_sums_inside_the_norm_leave_log_probabilities_as_they_are(checkpoint, options):
+    """Against sums that the library makes, within bf16's rounding."""
+    settings = {"kvcache_block_size": 64, "max_num_seqs": 8, "num_kvcache_blocks": 60} | options
+    config = EngineConfig(
+        model=str(checkpoint), dtype="bfloat16", tensor_parallel_size=2, **settings
+    )
+    found = []
+    for peer_rows in (0, 256):
+        engine = Engine(config, ProcessExecutor(config, peer_rows=peer_rows))
+        first_logprobs(engine)
+        found.append(first_logprobs(engine))  # from a graph, where there are graphs
+        engine.close()
+    for library, norm in zip(*found, strict=True):
+        assert norm == pytest.approx(library, abs=0.05)
+
+
+def first_logprobs(engine):
+    """Of each prompt's most likely next token."""
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
+    for prompt in PROMPTS:
+        engine.add(prompt[:20], params)  # together few enough tokens
+    updates = []
+    while engine.has_unfinished:
+        updates += engine.step().updates
+    updates.sort(key=lambda update: update.request_id)
+    return [entry.logprobs[0] for update in updates for entry in update.logprobs]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -70,7 +70,7 @@ def _arrived(place, mask):
     return words
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def all_reduce_add_rms_norm_kernel(
     x,
     residual,
