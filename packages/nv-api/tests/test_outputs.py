@@ -1,8 +1,9 @@
 import copy
+import dataclasses
 import json
 import pickle
 
-from nv_api import CompletionOutput, RequestOutput
+from nv_api import CompletionOutput, Logprob, RequestOutput
 
 
 def output():
@@ -32,3 +33,28 @@ def test_a_completion_knows_whether_it_has_ended():
 
 def test_its_repr_shows_the_request():
     assert repr(output()).startswith("RequestOutput(request_id=3, prompt='p', outputs=[Comp")
+
+
+def test_log_probabilities_are_made_when_they_are_read_once():
+    made = []
+
+    def make():
+        made.append(1)
+        return [{7: Logprob(-0.5, 1, "a")}]
+
+    output = CompletionOutput(0, "a", [7], -0.5, make)
+    assert not made
+    assert output.logprobs == [{7: Logprob(-0.5, 1, "a")}]
+    assert output.logprobs is output.logprobs
+    assert made == [1]
+    assert CompletionOutput(0, "a", [7]).logprobs is None
+    assert CompletionOutput(0, "a", [7], -0.5, make) == output
+
+
+def test_a_result_with_unread_log_probabilities_travels():
+    output = CompletionOutput(0, "a", [7], -0.5, lambda: [{7: Logprob(-0.5, 1, "a")}])
+    other = pickle.loads(pickle.dumps(output))
+    assert other == output
+    assert copy.deepcopy(output).logprobs == [{7: Logprob(-0.5, 1, "a")}]
+    assert "Logprob(logprob=-0.5, rank=1, decoded_token='a')" in repr(output)
+    assert dataclasses.replace(output, text="b").logprobs == output.logprobs

@@ -49,7 +49,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._detokenizer = detokenizer
         self._token_text = token_text
         self._min_tokens = params.min_tokens
@@ -91,8 +91,8 @@ class Completion:
             True if the completion ended.
         """
         self.token_ids.extend(token_ids)
-        if self.logprobs is not None:
-            self.logprobs += [candidates(entry, self._token_text) for entry in logprobs or ()]
+        if self._logprobs is not None and logprobs is not None:
+            self._logprobs += logprobs
         if finish_reason == "stop" and not self._include_stop:
             self._num_hidden = 1
         if self._stops is not None and self._find_stop():
@@ -125,16 +125,23 @@ class Completion:
             text=self.text,
             token_ids=list(self.token_ids),
             cumulative_logprob=self._cumulative_logprob(),
-            logprobs=None if self.logprobs is None else list(self.logprobs),
+            logprobs=self._candidates(),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
 
     def _cumulative_logprob(self) -> float | None:
-        if self.logprobs is None:
+        if self._logprobs is None:
             return None
-        pairs = zip(self.token_ids, self.logprobs, strict=True)
-        return sum(entry[token].logprob for token, entry in pairs)
+        assert len(self._logprobs) == len(self.token_ids), "one for each token"
+        return sum(entry.logprobs[0] for entry in self._logprobs)
+
+    def _candidates(self) -> Callable[[], list[dict[int, Logprob]]] | None:
+        """Make every position's candidates once somebody reads them; a step could not wait."""
+        if self._logprobs is None:
+            return None
+        entries, token_text = tuple(self._logprobs), self._token_text
+        return lambda: [candidates(entry, token_text) for entry in entries]
 
     def _find_stop(self) -> bool:
         """Read token by token; True if a stop string ended the completion."""
@@ -143,8 +150,8 @@ class Completion:
             stop = self._read(position)
             if stop is not None:
                 del self.token_ids[position:]
-                if self.logprobs is not None:
-                    del self.logprobs[position:]
+                if self._logprobs is not None:
+                    del self._logprobs[position:]
                 self._num_hidden = 0
                 self.finish_reason, self.stop_reason = "stop", stop
                 return True

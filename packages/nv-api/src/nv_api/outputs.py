@@ -4,11 +4,12 @@ Owns the shapes of results, in both spellings (nano-vLLM's dict, vLLM's attribut
 one: the processor does.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Logprob:
     """One candidate token's log-probability, from the raw logits, before temperature.
 
@@ -21,6 +22,26 @@ class Logprob:
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+
+
+Candidates = list[dict[int, Logprob]]
+
+
+class CandidatesOrNone:
+    """An attribute that may be given as a function: its first reader calls it."""
+
+    def __get__(self, output: object | None, kind: type | None = None) -> Candidates | None:
+        """Read it; of the class, the default."""
+        if output is None:
+            return None
+        found: Candidates | Callable[[], Candidates] | None = vars(output)["_logprobs"]
+        if callable(found):
+            found = vars(output)["_logprobs"] = found()
+        return found
+
+    def __set__(self, output: object, found: Candidates | Callable[[], Candidates] | None) -> None:
+        """Keep it as it is given."""
+        vars(output)["_logprobs"] = found
 
 
 @dataclass(frozen=True)
@@ -42,13 +63,18 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: CandidatesOrNone = CandidatesOrNone()
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
         """True once the completion has ended, for whatever reason."""
         return self.finish_reason is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Say everything, for pickle and copy."""
+        _ = self.logprobs  # a function that makes them could not travel
+        return vars(self)
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,12 @@ def plain(top: TopLogprobs, counts: Sequence[int]) -> list[TokenLogprobs]:
         top: tensors of the host, without leading dimensions.
         counts: N numbers.
     """
-    columns = zip(*(part.tolist() for part in top), counts, strict=True)
+    columns = zip(*(part.tolist() for part in top), strict=True)
+    tokens = list(map(TokenLogprobs._make, columns))
+    most = top.token_ids.shape[-1] - 1
+    if all(count == most for count in counts):
+        return tokens
     return [
         TokenLogprobs(token_ids[: count + 1], logprobs[: count + 1], rank)
-        for token_ids, logprobs, rank, count in columns
+        for (token_ids, logprobs, rank), count in zip(tokens, counts, strict=True)
     ]

@@ -96,7 +96,9 @@ class DeviceResult:
             return None
         rows = [row for row, _, _ in self._asked]
         counts = [count for _, _, count in self._asked]
-        columns = [part[:, rows] for part in self._logprob_parts]
+        in_order = rows == list(range(len(rows)))  # taken as they lie, which needs no copy
+        chosen = slice(len(rows)) if in_order else rows
+        columns = [part[:, chosen] for part in self._logprob_parts]
         steps = [plain(TopLogprobs(*step), counts) for step in zip(*columns, strict=True)]
         slots = [slot for _, slot, _ in self._asked]
         return {slot: list(tokens) for slot, *tokens in zip(slots, *steps, strict=True)}
