@@ -114,6 +114,19 @@ def test_equal_prompts_in_one_cold_call(start, truth, budget):
         assert complete(llm, [prompt] * 8, 8) == [truth(prompt, 8)] * 8
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("size", [16, 64])
+def test_a_conversation_goes_on_where_a_block_ends(start, truth, size, depth):
+    """N21: a completion's last token was drawn and never computed, so its key is not found."""
+    prompt = prompt_of(size - 5)
+    with start(kvcache_block_size=size, max_in_flight=depth) as llm:
+        for turn in range(3):
+            (output,) = llm.generate(prompt, greedy(size - len(prompt) % size), use_tqdm=False)
+            assert output["token_ids"] == truth(prompt, len(output["token_ids"]))
+            assert output.num_cached_tokens == max(0, turn * size - 16)
+            prompt = [*prompt, *output["token_ids"], 7]
+
+
 def test_the_chain_counts_not_the_content(start, truth):
     """N23."""
     a, b, c = (prompt_of(BLOCK, seed) for seed in range(3))

@@ -96,6 +96,18 @@ def test_n21_equal_prompts_in_one_cold_call(simulation, depth, budget):
     assert len(set(outputs(sim.run()))) == 1
 
 
+@pytest.mark.parametrize("size", [16, 64])
+def test_n21_a_conversation_goes_on_where_a_block_ends(simulation, depth, size):
+    """A completion's last token was drawn and never computed: its block is not found whole."""
+    sim = simulation(block_size=size, max_in_flight=depth, max_model_len=8 * size)
+    prompt = prompt_of(size + 3)
+    for turn in range(4):
+        sim.add(prompt, greedy(size - len(prompt) % size))
+        sim.run()
+        prompt = [*prompt, *sim.tokens[turn, 0], turn]
+    assert sim.engine.metrics.cache_hit_tokens == sum(turn * size - 16 for turn in (2, 3, 4))
+
+
 def test_n25_caching_changes_no_output(simulation, depth):
     runs = []
     for caching in (True, False):
