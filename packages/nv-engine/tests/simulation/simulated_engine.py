@@ -1,5 +1,7 @@
 """An engine over the fake device, held against the truth."""
 
+from itertools import islice
+
 from fake_executor import FakeExecutor
 from fake_model import EOS, VOCAB, said_of, truth
 from nv_engine.config import EngineConfig
@@ -22,6 +24,7 @@ class Simulation:
         self.logprobs = {}
         self.prompt_logprobs = {}
         self.finished = {}
+        self._num_told = 0  # of finished
         self.outputs = []
 
     def add(self, prompt, params):
@@ -47,6 +50,12 @@ class Simulation:
                 self.prompt_logprobs[key] = list(update.prompt_logprobs)
             if update.finish_reason is not None:
                 self.finished[key] = update.finish_reason, update.stop_reason
+
+    def take_ended(self):
+        """What has finished since the last call: [((request id, index), (reason, stop reason))]."""
+        ended = list(islice(self.finished.items(), self._num_told, None))
+        self._num_told = len(self.finished)
+        return ended
 
     def abort(self, request_id, index=None):
         self.take(self.engine.abort(request_id, index))

@@ -14,8 +14,10 @@ NUM_REQUESTS = {16: 6_600, 32: 4_000, 64: 2_000}  # a combination, by block size
 REQUESTS_A_TRIAL = 60
 
 
-def random_params(rng, size):
-    max_tokens = rng.choice((None, 1, 2, rng.randint(1, 12), rng.randint(1, 2 * size)))
+def random_params(rng, size, prompt_len):
+    to_block_end = size - prompt_len % size
+    random_ends = (rng.randint(1, 12), rng.randint(1, 2 * size))
+    max_tokens = rng.choice((None, 1, 2, to_block_end, *random_ends))
     return SamplingParams(
         n=rng.choice((1, 1, 1, 1, 2, 3)),
         seed=rng.choice((None, None, rng.randrange(2**64))),
@@ -39,7 +41,15 @@ def random_load(rng, size):
             rng.randrange(29) for _ in range(rng.randint(1, size))
         ]
         abort = step + rng.randint(0, 15) if rng.random() < 0.1 else None
-        yield step, prompt, random_params(rng, size), abort
+        yield step, prompt, random_params(rng, size, len(prompt)), abort
+
+
+def next_turns(sim, rng, size, longest):
+    """Some of the conversations whose last answer has just come, with a word more each."""
+    for (request_id, index), (reason, _) in sim.take_ended():
+        prompt = [*sim.requests[request_id][0], *sim.tokens[request_id, index], rng.randrange(29)]
+        if reason != "abort" and len(prompt) <= longest and rng.random() < 0.3:
+            yield prompt, random_params(rng, size, len(prompt))
 
 
 def run_trial(simulation, rng, depth, burst, size):
@@ -69,6 +79,8 @@ def run_trial(simulation, rng, depth, burst, size):
             if when == step:
                 sim.abort(request_id, index)
         sim.step()
+        for prompt, params in next_turns(sim, rng, size, longest):
+            sim.add(prompt, params)
         step += 1
         assert step < 50_000, "no progress"
     sim.check()
