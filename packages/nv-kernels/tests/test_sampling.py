@@ -1,9 +1,11 @@
 """The draw: its distribution, its filters, its independence of neighbours."""
 
+import itertools
+
 import nv_kernels as nk
 import pytest
 import torch
-from nv_kernels.reference.philox import uniform
+from nv_kernels.reference.philox import uniform, uniforms
 
 NAMES = ("temperature", "top_k", "top_p", "min_p")
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -123,6 +125,22 @@ def test_top_k_of_a_large_vocabulary(row, coarse):
 def test_top_p_keeps_ties_with_the_last():
     logits = torch.tensor([0.0, 1.0, 2.0, 1.0, 1.0])
     assert many(logits, 1000, top_p=0.5).unique().tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("top_p", [1e-38, 1e-45, 1e-46])  # fp32 makes 0 of the last
+@pytest.mark.parametrize("more", [{}, {"top_k": 9}, {"min_p": 0.1}], ids=str)
+def test_n02_a_tiny_top_p_keeps_the_most_likely_token(monkeypatch, top_p, more):
+    rounds = itertools.count()
+
+    def bounded(*args):
+        assert next(rounds) < 100, "the draw does not end"
+        return uniforms(*args)
+
+    monkeypatch.setattr("nv_kernels.reference.sampling.uniforms", bounded)
+    logits = torch.linspace(-3, 3, 40)[
+        torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    ]
+    assert many(logits, 300, top_p=top_p, **more).unique().tolist() == [logits.argmax()]
 
 
 def test_greedy_takes_the_lowest_of_ties():
