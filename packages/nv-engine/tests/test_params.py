@@ -4,6 +4,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
+import torch
 from nv_engine.params import SamplingParams
 
 
@@ -60,12 +61,25 @@ def test_defaults_are_the_contract() -> None:
         ("top_k", 2**31),
         ("min_tokens", 2**70),
         ("temperature", 10**400),
+        ("seed", np.True_),
+        ("seed", torch.tensor(True)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "ab"),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", np.array([0.5])),
+        ("allowed_token_ids", np.array([True])),
+        ("logit_bias", [1]),
+        ("bad_words", 5),
+        ("ignore_eos", "yes"),
+        ("skip_special_tokens", "no"),
+        ("detokenize", None),
+        ("include_stop_str_in_output", 1),
     ],
 )
 def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field) as error:
         SamplingParams(**{field: value})
-    shown = value[0] if isinstance(value, list) and value else value
+    shown = value[0] if isinstance(value, list | np.ndarray) and len(value) else value
     assert field == "logit_bias" or (str(shown) or "''") in str(error.value)
 
 
@@ -89,9 +103,41 @@ def test_edges_are_accepted(fields: dict[str, object]) -> None:
     assert SamplingParams(**fields).changed(fields) or fields == {"top_k": -1}
 
 
-def test_numpy_scalars_are_numbers() -> None:
-    params = SamplingParams(temperature=np.float32(0.5), max_tokens=np.int64(3), top_k=np.int32(4))
-    assert (params.temperature, params.max_tokens, params.top_k) == (0.5, 3, 4)
+@pytest.mark.parametrize("is_set_later", [False, True])
+@pytest.mark.parametrize(
+    ("field", "value", "plain"),
+    [
+        ("temperature", np.float32(0.5), 0.5),
+        ("temperature", 1, 1.0),
+        ("max_tokens", np.int64(3), 3),
+        ("logprobs", np.int64(2), 2),
+        ("seed", np.int64(3), 3),
+        ("seed", torch.tensor(3), 3),
+        ("ignore_eos", np.True_, True),
+        ("stop_token_ids", np.array([3, 4]), [3, 4]),
+        ("stop_token_ids", range(4, 2, -1), [4, 3]),
+        ("allowed_token_ids", {50, 7, 300}, [7, 50, 300]),
+        ("allowed_token_ids", torch.tensor([9, 5]), [9, 5]),
+        ("logit_bias", {np.int64(5): np.float64(1)}, {5: 1.0}),
+        ("bad_words", {"b", "a"}, ["a", "b"]),
+        ("bad_words_token_ids", np.array([[3, 4]]), [[3, 4]]),
+    ],
+)
+def test_values_become_plain(field: str, value: object, plain: object, is_set_later: bool) -> None:
+    if is_set_later:
+        params = SamplingParams()
+        setattr(params, field, value)
+        params = params.frozen()
+    else:
+        params = SamplingParams(**{field: value})
+    assert repr(getattr(params, field)) == repr(plain)
+
+
+def test_one_text_or_one_list_is_told_from_many() -> None:
+    with pytest.raises(ValueError, match=r"bad_words is 'Paris'.*\['Paris'\]"):
+        SamplingParams(bad_words="Paris")
+    with pytest.raises(ValueError, match=r"bad_words_token_ids has 3.*\[3\]"):
+        SamplingParams(bad_words_token_ids=[3, 4])
 
 
 def test_min_tokens_within_max_tokens() -> None:

@@ -5,27 +5,31 @@ they are) and never touches a tensor.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import FrozenInstanceError, dataclass, fields
-from numbers import Integral, Real
 from typing import Any
 
+from nv_engine import values
 from nv_engine.grammar import StructuredOutputsParams
 
 MAX_SEED = 2**64
-MAX_COUNT = 2**31 - 1
-"""Largest count or token id: what a device keeps it in."""
-LARGEST = 3.4e38
-"""Largest real number: what fp32 holds."""
 _FROZEN = "_is_frozen"
+_FLAGS = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
 
 
 @dataclass(kw_only=True)
 class SamplingParams:
     """Parameters of one request's completions; names and meanings follow vLLM's `SamplingParams`.
 
-    Fields may be set until a request is made of them: it takes a copy, checked then.
+    Fields may be set until a request is made of them: it takes a copy, checked then. Checking makes
+    them plain: numpy's and torch's numbers and arrays, and sets of ids, are taken too.
 
     Raises:
         ValueError: at construction, for a value out of range; names the field, value and range.
@@ -84,9 +88,15 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Raise ValueError for a value out of range."""
+        """Make the values plain (int, float, bool, lists of them), whatever they were given as.
+
+        Raises:
+            ValueError: a value is out of range.
+        """
         self._check_numbers()
         self._check_lengths()
+        for name in _FLAGS:
+            self._make(name, values.boolean)
         self._check_stops()
         self._check_tokens()
         asked = self.structured_outputs
@@ -94,6 +104,17 @@ class SamplingParams:
             raise ValueError(
                 f"structured_outputs is {asked!r}: it must be a StructuredOutputsParams"
             )
+
+    def _make(self, name: str, plain: Callable[..., Any], *bounds: float, **more: object) -> None:
+        """Put the plain value of a field in its place."""
+        self.__dict__[name] = plain(name, getattr(self, name), *bounds, **more)
+
+    def _make_given(
+        self, name: str, plain: Callable[..., Any], *bounds: float, **more: object
+    ) -> None:
+        """The same of a field that may be None."""
+        if getattr(self, name) is not None:
+            self._make(name, plain, *bounds, **more)
 
     def clone(self) -> "SamplingParams":
         """A copy with nothing in common; its fields may be set."""
@@ -113,36 +134,32 @@ class SamplingParams:
         """
         if _FROZEN in self.__dict__:
             return self
+        self.check()
         twin = self.clone()
-        twin.check()
         twin.__dict__[_FROZEN] = True
         return twin
 
     def _check_numbers(self) -> None:
-        _integer("n", self.n, 1)
-        _real("temperature", self.temperature, 0.0, math.inf)
-        _real("top_p", self.top_p, 0.0, 1.0, above=True)
-        _integer("top_k", self.top_k, -1)
-        _real("min_p", self.min_p, 0.0, 1.0)
-        _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, math.inf, above=True)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(MAX_SEED // 2), MAX_SEED - 1)
+        self._make("n", values.integer, 1)
+        self._make("temperature", values.real, 0.0, math.inf)
+        self._make("top_p", values.real, 0.0, 1.0, above=True)
+        self._make("top_k", values.integer, -1)
+        self._make("min_p", values.real, 0.0, 1.0)
+        self._make("presence_penalty", values.real, -2.0, 2.0)
+        self._make("frequency_penalty", values.real, -2.0, 2.0)
+        self._make("repetition_penalty", values.real, 0.0, math.inf, above=True)
+        self._make_given("seed", values.integer, -(MAX_SEED // 2), MAX_SEED - 1)
 
     def _check_lengths(self) -> None:
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, hint="None means up to max_model_len")
-        _integer("min_tokens", self.min_tokens, 0)
+        self._make_given("max_tokens", values.integer, 1, hint="None means up to max_model_len")
+        self._make("min_tokens", values.integer, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens is {self.min_tokens}: it must be at most max_tokens, "
                 f"which is {self.max_tokens}"
             )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, -1, hint="-1 means the whole vocabulary")
-        if self.prompt_logprobs is not None:
-            _integer("prompt_logprobs", self.prompt_logprobs, -1)
+        self._make_given("logprobs", values.integer, -1, hint="-1 means the whole vocabulary")
+        self._make_given("prompt_logprobs", values.integer, -1)
 
     def _check_stops(self) -> None:
         if self.stop is not None and not isinstance(self.stop, str | list | tuple):
@@ -153,19 +170,13 @@ class SamplingParams:
             raise ValueError("stop strings need text: set detokenize=True, or use stop_token_ids")
 
     def _check_tokens(self) -> None:
-        _token_ids("stop_token_ids", self.stop_token_ids)
-        _token_ids("allowed_token_ids", self.allowed_token_ids)
+        self._make_given("stop_token_ids", values.token_ids)
+        self._make_given("allowed_token_ids", values.token_ids)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ValueError("allowed_token_ids is []: it must name at least one token, or be None")
-        _token_ids("logit_bias", self.logit_bias)
-        for token, bias in (self.logit_bias or {}).items():
-            _real(f"logit_bias[{token}]", bias, -math.inf, math.inf)
-        for word in self.bad_words_token_ids or ():
-            _token_ids("bad_words_token_ids", word)
-            if not word:
-                raise ValueError("bad_words_token_ids has an empty entry: each must have a token")
-        if any(not isinstance(word, str) or not word for word in self.bad_words or []):
-            raise ValueError(f"bad_words is {self.bad_words!r}: each must be a non-empty string")
+        self._make_given("logit_bias", values.token_biases)
+        self._make_given("bad_words", values.texts)
+        self._make_given("bad_words_token_ids", values.token_lists)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -183,42 +194,3 @@ class SamplingParams:
         """Which of the fields `names` differ from their defaults."""
         defaults = {field.name: field.default for field in fields(self)}
         return [name for name in names if getattr(self, name) != defaults[name]]
-
-
-def _real(
-    name: str,
-    value: Any,  # noqa: ANN401  # whatever a user gave
-    low: float,
-    high: float,
-    *,
-    above: bool = False,
-) -> None:
-    """Refuse what is not a number in [low, high], or in (low, high] with `above`."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    inside = number and (low < value if above else low <= value) and value <= high
-    if not inside or value in (math.inf, -math.inf) or abs(value) > LARGEST:  # nan fails them all
-        bounds = f"{'(' if above else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        raise ValueError(f"{name} is {value!r}: it must be a number in {bounds}")
-
-
-def _integer(
-    name: str,
-    value: Any,  # noqa: ANN401  # whatever a user gave
-    low: int,
-    high: int = MAX_COUNT,
-    *,
-    hint: str = "",
-) -> None:
-    """Refuse what is not an integer in [low, high]."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not low <= value <= high:
-        bound = f"at least {low}" if whole and value < low else f"in [{low}, {high}]"
-        raise ValueError(
-            f"{name} is {value!r}: it must be an integer, {bound}{f' ({hint})' if hint else ''}"
-        )
-
-
-def _token_ids(name: str, ids: Iterable[int] | None) -> None:
-    """Refuse what is not a token id; the vocabulary's bound is the engine's to check."""
-    for token in ids or ():
-        _integer(f"{name} entry", token, 0)

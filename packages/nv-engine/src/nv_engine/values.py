@@ -1,0 +1,126 @@
+"""Values: what a user gave, as the plain int, float, bool or list that everything behind relies on.
+
+Owns the conversions and their sentences, which name field, value and range. numpy's and torch's
+scalars and arrays are taken by their `tolist`, so neither is imported. Never knows what a field
+means.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Set
+from numbers import Real
+from operator import index
+from typing import Any
+
+MAX_COUNT = 2**31 - 1
+"""Largest count or token id: what a device keeps it in."""
+LARGEST = 3.4e38
+"""Largest real number: what fp32 holds."""
+
+
+def real(
+    name: str,
+    value: Any,  # noqa: ANN401  # whatever a user gave
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
+) -> float:
+    """A number in [low, high], or in (low, high] with `above`, as a float."""
+    number = value if type(value) is float else _plain(value)
+    is_real = isinstance(number, Real) and not isinstance(number, bool)
+    inside = is_real and (low < number if above else low <= number) and number <= high
+    if not inside or abs(number) > LARGEST:  # nan fails them all
+        bounds = f"{'(' if above else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
+        raise ValueError(f"{name} is {value!r}: it must be a number in {bounds}")
+    return float(number)
+
+
+def integer(
+    name: str,
+    value: Any,  # noqa: ANN401  # whatever a user gave
+    low: int,
+    high: int = MAX_COUNT,
+    *,
+    hint: str = "",
+) -> int:
+    """An integer in [low, high], as an int."""
+    whole = _index(value)
+    if whole is None or not low <= whole <= high:
+        bound = f"at least {low}" if whole is not None and whole < low else f"in [{low}, {high}]"
+        raise ValueError(
+            f"{name} is {value!r}: it must be an integer, {bound}{f' ({hint})' if hint else ''}"
+        )
+    return whole
+
+
+def boolean(name: str, value: object) -> bool:
+    """True or False."""
+    plain = _plain(value)
+    if not isinstance(plain, bool):
+        raise ValueError(f"{name} is {value!r}: it must be True or False")
+    return plain
+
+
+def token_ids(name: str, value: object) -> list[int]:
+    """A list of token ids, of a set in rising order; the vocabulary's bound is the engine's."""
+    ids = _items(name, value, "a list of token ids")
+    plain = [integer(f"{name} entry", token, 0) for token in ids]
+    return sorted(plain) if isinstance(value, Set) else plain
+
+
+def token_lists(name: str, value: object) -> list[list[int]]:
+    """Lists of at least one token id each."""
+    lists = []
+    for ids in _items(name, value, "a list of lists of token ids"):
+        if _index(ids) is not None:
+            raise ValueError(f"{name} has {ids!r}: each entry must be a list, as [{ids!r}]")
+        lists.append(token_ids(name, ids))
+    if not all(lists):
+        raise ValueError(f"{name} has an empty entry: each must have a token")
+    return lists
+
+
+def token_biases(name: str, value: object) -> dict[int, float]:
+    """A number for each of some token ids."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {value!r}: it must be a dict from token ids to numbers")
+    return {
+        integer(f"{name} entry", token, 0): real(f"{name}[{token}]", bias, -math.inf, math.inf)
+        for token, bias in value.items()
+    }
+
+
+def texts(name: str, value: object) -> list[str]:
+    """A list of non-empty strings, of a set in rising order."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}: it must be a list of strings, as [{value!r}]")
+    items = _items(name, value, "a list of strings")
+    if not all(isinstance(text, str) and text for text in items):
+        raise ValueError(f"{name} is {value!r}: each must be a non-empty string")
+    return sorted(items) if isinstance(value, Set) else items
+
+
+def _items(name: str, value: object, wanted: str) -> list[Any]:
+    """The items of anything that can be iterated, but of no text."""
+    items = _plain(value)
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise ValueError(f"{name} is {value!r}: it must be {wanted}")
+    return list(items)
+
+
+def _index(value: Any) -> int | None:  # noqa: ANN401
+    """The int that a value stands for; None: it stands for none."""
+    if type(value) is int:  # nearly always
+        return value
+    plain = _plain(value)
+    if isinstance(plain, bool):
+        return None
+    try:
+        return index(plain)
+    except TypeError:
+        return None
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """A scalar or an array of numpy or torch as Python's own; anything else as it is."""
+    return value.tolist() if hasattr(value, "tolist") else value
