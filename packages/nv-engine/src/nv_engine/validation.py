@@ -53,22 +53,24 @@ def check_params(params: SamplingParams, grammar: Grammar | None, facts: ModelFa
             f"bad_words is {params.bad_words!r} and the engine has no tokenizer: use "
             "bad_words_token_ids"
         )
-    if params.allowed_token_ids is not None:
-        _check_some_allowed(params, params.allowed_token_ids, facts)
+    _check_some_allowed(params, facts)
     _check_grammar(params, grammar, facts)
 
 
-def _check_some_allowed(
-    params: SamplingParams, allowed: Collection[int], facts: ModelFacts
-) -> None:
+def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
     """Refuse parameters that leave no token to draw."""
     forbidden = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
     if params.min_tokens:
         forbidden.update(facts.eos_token_ids, params.stop_token_ids or ())
-    if forbidden.issuperset(allowed):
+    if params.allowed_token_ids is None and len(forbidden) >= facts.vocab_size:
         raise ValueError(
-            f"allowed_token_ids is {allowed!r}, all of which are bad words or stop tokens before "
-            "min_tokens: allow another token"
+            "bad_words, bad_words_token_ids and, before min_tokens, stop_token_ids and EOS forbid "
+            f"all {facts.vocab_size} tokens: leave one that may be drawn"
+        )
+    if params.allowed_token_ids is not None and forbidden.issuperset(params.allowed_token_ids):
+        raise ValueError(
+            f"allowed_token_ids is {params.allowed_token_ids!r}, all of which are bad words or "
+            "stop tokens before min_tokens: allow another token"
         )
 
 
