@@ -134,6 +134,16 @@ def test_class_default_eos_only_where_no_file_names_one(tmp_path):
     assert ModelConfig.from_path(tmp_path).eos_token_ids == (5,)
 
 
+def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
+    write(tmp_path, "llama", {"eos_token_id": [319, 320, 9999]}, eos_token_id=7)
+    with pytest.warns(UserWarning, match=r"eos_token_id .*320, 9999.* 0 \.\. 319") as warned:
+        assert ModelConfig.from_path(tmp_path).eos_token_ids == (7, 319)
+    assert str(tmp_path / "generation_config.json") in str(warned[0].message)
+    write(tmp_path, "llama", {}, eos_token_id=320)  # the class's default is no better
+    with pytest.warns(UserWarning, match=r"config\.json: eos_token_id .*320"):
+        assert ModelConfig.from_path(tmp_path).eos_token_ids == ()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -153,6 +163,7 @@ def test_class_default_eos_only_where_no_file_names_one(tmp_path):
         ({"rms_norm_eps": "small"}, "rms_norm_eps must be a positive number, got 'small'"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
         ({"eos_token_id": "a"}, "eos_token_id must be a token id or a list of them, got 'a'"),
+        ({"eos_token_id": -1}, "eos_token_id must be in 0 .. 2147483647, got -1"),
         ({"quantization_config": 5}, "quantization_config must be an object, got 5"),
         ({"rope_parameters": 5}, "rope_parameters must be an object, got 5"),
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta must be a positive number, got -1"),
@@ -176,6 +187,8 @@ def test_refusals_name_the_file(tmp_path, overrides, message):
             {"eos_token_id": [1, 2.5]},
             r"eos_token_id must be a token id or a list .* got \[1, 2.5\]",
         ),
+        ({"eos_token_id": [5, -2]}, "eos_token_id must be in 0 .. 2147483647, got -2"),
+        ({"eos_token_id": 10**30}, f"eos_token_id must be in 0 .. 2147483647, got {10**30}"),
     ],
 )
 def test_refusals_of_generation_config_name_that_file(tmp_path, generation, message):

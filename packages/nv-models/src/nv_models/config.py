@@ -6,6 +6,7 @@ the classes themselves would cost seconds of imports at each start.
 Never: reads a weight, or is written to.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
     },
 }
+LARGEST_ID = 2**31 - 1
+"""What a token id is kept in; a larger one is none."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -105,6 +108,9 @@ class ModelConfig:
             ValueError: not JSON, a field of the wrong type or size, an architecture or a feature
                 that is not supported; the message names the file.
             NotImplementedError: quantized weights.
+
+        Warns:
+            UserWarning: an EOS id past the vocabulary, which no logit stands for, was left out.
         """
         folder = Path(path)
         config_file, generation_file = folder / "config.json", folder / "generation_config.json"
@@ -112,9 +118,12 @@ class ModelConfig:
         generation = read_json(generation_file) if generation_file.exists() else {}
         with _naming(generation_file):
             defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
-            named = token_ids(generation, "eos_token_id")
+            named = eos_ids(generation)
         with _naming(config_file):
-            return model_config(raw, defaults, named)
+            config = model_config(raw, defaults, named)
+        for file, ids in ((config_file, eos_ids(raw)), (generation_file, named)):
+            _warn_of_undrawable(file, ids, config.vocab_size)
+        return config
 
 
 @contextmanager
@@ -124,6 +133,16 @@ def _naming(file: Path) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+def _warn_of_undrawable(file: Path, ids: tuple[int, ...], vocab_size: int) -> None:
+    """Say which EOS ids are left out, as they can never be drawn."""
+    if gone := [token for token in ids if token >= vocab_size]:
+        warnings.warn(
+            f"{file}: eos_token_id names {', '.join(map(str, gone))}, but the vocabulary is "
+            f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
+            stacklevel=3,
+        )
 
 
 def model_config(
@@ -219,6 +238,19 @@ def refuse_unsupported(values: Mapping[str, Any]) -> None:
 def eos_token_ids(
     raw: Mapping[str, Any], generation_eos: tuple[int, ...], values: Mapping[str, Any]
 ) -> tuple[int, ...]:
-    """Every id that either file names, in order; the class's default only if neither does."""
-    named = token_ids(raw, "eos_token_id") + generation_eos
-    return tuple(dict.fromkeys(named or token_ids(values, "eos_token_id")))
+    """Every id of the vocabulary that either file names, in order.
+
+    Only if neither names any, the class's default.
+    """
+    named = eos_ids(raw) + generation_eos or eos_ids(values)
+    vocab_size = size(values, "vocab_size")
+    return tuple(dict.fromkeys(token for token in named if token < vocab_size))
+
+
+def eos_ids(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that one file names."""
+    ids = token_ids(values, "eos_token_id")
+    for token in ids:
+        if not 0 <= token <= LARGEST_ID:
+            raise ValueError(f"eos_token_id must be in 0 .. {LARGEST_ID}, got {token}")
+    return ids
