@@ -109,6 +109,38 @@ def test_missing_and_truncated_shards_are_listed_together(sharded):
     assert f"{folder / 'b.safetensors'} ({len(data) - 100} bytes) is corrupt" in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "adapter_model.safetensors"])
+def test_other_files_beside_the_model_are_not_read(tiny_checkpoint, name):
+    folder = tiny_checkpoint()
+    tensors = load_file(folder / "model.safetensors")
+    save_file({Q: torch.zeros_like(tensors[Q]), "lora": torch.zeros(2)}, folder / name)
+    model = load_model(folder)
+    assert torch.equal(model.lm_head.weight, tensors["lm_head.weight"])
+    assert model.model.layers[0].self_attn.qkv_proj.weight[0].any()
+
+
+def test_other_files_beside_the_index_are_not_read(sharded):
+    folder, _ = sharded
+    save_file({Q: torch.zeros(1)}, folder / "consolidated.safetensors")
+    assert load_model(folder)
+
+
+def test_links_that_point_nowhere(tiny_checkpoint, sharded):
+    folder, _ = sharded
+    (folder / "a.safetensors").unlink()
+    (folder / "a.safetensors").symlink_to("../blobs/1")
+    with pytest.raises(
+        FileNotFoundError, match=r"a.safetensors links to ../blobs/1, which is gone"
+    ):
+        load_model(folder)
+    folder = tiny_checkpoint(name="single")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../blobs/2")
+    with pytest.raises(FileNotFoundError, match=r"which is gone \(a pruned hub cache\?\)") as error:
+        load_model(folder)
+    assert str(error.value).endswith("download or convert it again")
+
+
 @pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\xff" * 64])
 def test_corrupt_file(tiny_checkpoint, data):
     folder = tiny_checkpoint()
@@ -173,3 +205,13 @@ def test_dtype_comes_from_the_file_where_the_config_is_silent(tiny_checkpoint):
     del config["dtype"]
     (folder / "config.json").write_text(json.dumps(config))
     assert load_model(folder).config.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("stated", ["foo", "float64", 5])
+def test_a_dtype_of_the_config_that_is_none(tiny_checkpoint, stated):
+    folder = tiny_checkpoint()
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": stated}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"config.json: dtype is {stated!r}, but must be one of"):
+        load_model(folder)
+    assert load_model(folder, dtype="float32").config.dtype == torch.float32

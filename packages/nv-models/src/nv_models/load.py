@@ -14,6 +14,7 @@ from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
+from nv_models.fields import read_json
 from nv_models.locate import gguf_in, resolve
 from nv_models.packing import pack_weights
 from nv_models.parallel import TensorParallel
@@ -59,6 +60,8 @@ def load_model(
         raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
     folder = resolve(path)
     config = ModelConfig.from_path(folder)
+    if dtype == "auto" and config.dtype is None:
+        refuse_stated_dtype(folder / "config.json")
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
@@ -89,6 +92,17 @@ def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
         f"{folder} has no weights: no {wanted} in it{note}; download or convert them, "
         'or pass load_format="dummy" for random ones'
     )
+
+
+def refuse_stated_dtype(config_file: Path) -> None:
+    """Raise ValueError where config.json names a dtype, though ModelConfig knew none."""
+    values = read_json(config_file)
+    for name in ("dtype", "torch_dtype"):
+        if (value := values.get(name)) is not None:
+            raise ValueError(
+                f"{config_file}: {name} is {value!r}, but must be one of {', '.join(DTYPES)}; mend "
+                "it, or pass dtype=…"
+            )
 
 
 def choose_dtype(

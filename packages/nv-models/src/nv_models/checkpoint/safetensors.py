@@ -33,19 +33,33 @@ class SafetensorsCheckpoint:
             self._open(file)
 
     def _listed(self, folder: Path) -> list[Path]:
-        """The files to read; a shard that the index names and the folder lacks is noted."""
-        index = folder / INDEX
-        if (folder / SINGLE).exists() or not index.exists():
-            return sorted(folder.glob("*.safetensors"))
+        """The files to read: one, or what the index names, or all; one that is gone is noted.
+
+        Other files beside `model.safetensors` are other formats of it, or adapters.
+        """
+        single, index = folder / SINGLE, folder / INDEX
+        if single.exists() or (single.is_symlink() and not index.exists()):
+            return self._present([single])
+        if not index.exists():
+            return self._present(sorted(folder.glob("*.safetensors")))
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             files = [folder / name for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             self.broken.append(f"{index} is not a safetensors index ({error!r})")
             return []
+        return self._present(files)
+
+    def _present(self, files: list[Path]) -> list[Path]:
+        """Those of the files that are there; the others are noted."""
         for file in files:
-            if not file.exists():
-                self.incomplete = True
+            if file.exists():
+                continue
+            self.incomplete = True
+            if file.is_symlink():
+                gone = f"{file} links to {file.readlink()}, which is gone (a pruned hub cache?)"
+                self.broken.append(gone)
+            else:
                 self.broken.append(f"{file} is missing, though {INDEX} names it")
         return [file for file in files if file.exists()]
 
