@@ -43,7 +43,7 @@ class RopeConfig:
 
         Raises:
             ValueError: a kind that is not supported, rotation of a part of the head, or a
-                parameter of the wrong type.
+                parameter of the wrong type or out of range.
         """
         kind = parameters["rope_type"]
         if kind not in ROPE_KINDS:
@@ -51,8 +51,13 @@ class RopeConfig:
         part = parameters.get("partial_rotary_factor", 1.0)
         if part != 1.0:
             raise ValueError(f"partial_rotary_factor {part} is not supported; only 1.0 is")
+        theta = number(parameters, "rope_theta")
+        if kind == "yarn" and theta <= 1:
+            raise ValueError(f"rope_theta must be more than 1 with yarn, got {theta:g}")
+        for name in ("beta_fast", "beta_slow"):  # 0 means the default, as in transformers
+            number({name: parameters.get(name) or 1}, name)
         return cls(
-            rope_theta=number(parameters, "rope_theta"),
+            rope_theta=theta,
             rope_type=kind,
             truncate=flag({"truncate": True, **parameters}, "truncate"),
             **numbers(parameters, OPTIONAL_NUMBERS),
