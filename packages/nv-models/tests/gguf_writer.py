@@ -58,6 +58,8 @@ def add_values(writer: GGUFWriter, values: dict) -> None:
                 writer.add_float32(key, value)
             case str():
                 writer.add_string(key, value)
+            case None:
+                continue
             case list():
                 writer.add_array(key, value)
 
@@ -70,12 +72,13 @@ def write_gguf(
     pre: str = "smollm",
     tokenizer: dict | None = None,
     metadata: dict | None = None,
+    tokenizer_changes: dict | None = None,
     rope_factors: np.ndarray | None = None,
 ) -> dict[str, torch.Tensor]:
     """Write `folder`'s checkpoint to `file`, matrices as `kind`; returns the quantized values.
 
-    `metadata` overrides keys of the architecture's section; the returned tensors are fp32 under
-    the checkpoint's names.
+    `metadata` overrides keys of the architecture's section, `tokenizer_changes` those of the
+    tokenizer's (None takes one out); the returned tensors are fp32 under the checkpoint's names.
     """
     config = json.loads((folder / "config.json").read_text())
     architecture = config["model_type"]
@@ -94,6 +97,7 @@ def write_gguf(
     }
     add_values(writer, {f"{architecture}.{key}": value for key, value in section.items()})
     values = tokenizer or byte_level_tokenizer(config["vocab_size"], pre)
+    values = values | (tokenizer_changes or {})
     add_values(writer, {f"tokenizer.ggml.{key}": value for key, value in values.items()})
     writer.add_string("tokenizer.chat_template", CHAT_TEMPLATE)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}

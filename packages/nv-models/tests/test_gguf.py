@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
 from nv_models.rope import frequencies
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 PROMPT = [(37 * i + 11) % 320 for i in range(60)]
 
@@ -146,6 +146,75 @@ def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path
     write_gguf(folder, tmp_path / "r.gguf", Kind.F32, metadata={"rope.dimension_count": 32})
     with pytest.raises(ValueError, match="rotates 32 of 64"):
         resolve(tmp_path / "r.gguf")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"attention.head_count": 0}, "head_count is 0, but must be a positive integer"),
+        ({"attention.head_count": [4, 4]}, r"head_count is \[4, 4\] \(2 values\), but must be"),
+        ({"attention.head_count_kv": "2"}, "head_count_kv is '2', but must be"),
+        ({"attention.key_length": 0}, "key_length is 0, but must be"),
+        ({"block_count": None}, "lacks the metadata llama.block_count"),
+        ({"rope.freq_base": 0.0}, "freq_base is 0.0, but must be a positive number"),
+        (
+            {
+                "rope.freq_base": 1.0,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 64,
+            },
+            "freq_base is 1.0, but must be more than 1 with yarn",
+        ),
+    ],
+)
+def test_damaged_sizes(tiny_checkpoint, write_gguf, tmp_path, metadata, message):
+    file = tmp_path / "m.gguf"
+    write_gguf(tiny_checkpoint("llama"), file, Kind.F32, metadata=metadata)
+    with pytest.raises(ValueError, match=message) as error:
+        resolve(file)
+    assert str(file) in str(error.value)
+    assert str(error.value).endswith("download or convert the file again")
+
+
+def test_an_embedding_that_is_no_matrix(tiny_checkpoint, write_gguf, tmp_path):
+    folder = tiny_checkpoint("llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"] = torch.zeros(320)
+    save_file(tensors, folder / "model.safetensors")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
+    with pytest.raises(
+        ValueError, match=r"token_embd.weight has shape \[320\], but must be a matrix"
+    ):
+        resolve(tmp_path / "m.gguf")
+
+
+def test_alignment_of_zero(write_header, tmp_path):
+    write_header(tmp_path / "m.gguf", "llama", {"general.alignment": 0})
+    with pytest.raises(ValueError, match=r"general.alignment is 0, but must be a positive integer"):
+        resolve(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.gguf"])
+def test_a_folder_that_lost_a_file_is_written_anew(tiny_checkpoint, write_gguf, tmp_path, name):
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_checkpoint("llama"), file, Kind.F16)
+    folder = resolve(file)
+    before = {path.name for path in folder.iterdir()}
+    (folder / name).unlink()
+    assert resolve(file) == folder
+    assert {path.name for path in folder.iterdir()} == before
+    assert not list(folder.parent.glob(".draft*"))
+
+
+def test_upper_case_and_a_folder_around_the_file(tiny_checkpoint, write_gguf, tmp_path):
+    folder = tmp_path / "around"
+    folder.mkdir()
+    write_gguf(tiny_checkpoint("llama"), folder / "X.GGUF", Kind.F16)
+    assert load_model(folder / "X.GGUF").config.dtype == torch.float16
+    with pytest.raises(ValueError, match=r"has no config.json: give the GGUF file itself") as error:
+        resolve(folder)
+    assert str(folder / "X.GGUF") in str(error.value)
 
 
 def test_not_gguf_and_cut_off(tiny_checkpoint, write_gguf, tmp_path):

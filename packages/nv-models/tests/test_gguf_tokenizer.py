@@ -88,3 +88,41 @@ def test_sentencepiece(tokenizer_of):
     got = tokenizer.convert_ids_to_tokens(ids)
     assert got == ["<s>", SPACE + "the", SPACE + "is", SPACE, "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+TOKENS = [f"[{index}]" for index in range(320)]
+SENTENCEPIECE = {"model": "llama", "tokens": TOKENS, "scores": [0.0] * 320}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eos_token_id": 900}, "eos_token_id is 900, but must be the id of one of the 320 tokens"),
+        ({"bos_token_id": 900}, "bos_token_id is 900, but must be the id"),
+        ({"eos_token_id": "end"}, "eos_token_id is 'end', but must be the id"),
+        ({"padding_token_id": 320}, "padding_token_id is 320, but must be the id"),
+        ({"tokens": TOKENS[:3], "eos_token_id": 3}, "merges"),
+        ({"tokens": None}, "lacks the metadata tokenizer.ggml.tokens"),
+        (
+            {"tokens": [1, 2, 3]},
+            r"tokens is \[1, 2, 3\] \(3 values\), but must be a list of strings",
+        ),
+        ({"merges": None}, "lacks the metadata tokenizer.ggml.merges"),
+        ({"merges": ["h i", "hi"]}, r"merges\[1\] is 'hi', but must be two tokens"),
+        ({"merges": ["h nothing"]}, r"merges\[0\] is 'h nothing', but must be two tokens"),
+        ({"merges": ["h h"]}, r"merges\[0\] is 'h h', but must be two tokens"),
+        ({"merges": [1]}, "merges is .* but must be a list of strings"),
+        ({"model": 5}, "model is 5, but must be a string"),
+        ({"pre": 5}, "pre is 5, but must be a string"),
+        ({"token_type": [1]}, "token_type is .* but must be a list of 320 numbers"),
+        ({"add_bos_token": "no"}, "add_bos_token is 'no', but must be true or false"),
+        ({**SENTENCEPIECE, "scores": None}, "lacks the metadata tokenizer.ggml.scores"),
+        ({**SENTENCEPIECE, "scores": [1.0]}, "scores is .* but must be a list of 320 numbers"),
+        ({**SENTENCEPIECE, "unknown_token_id": 900}, "unknown_token_id is 900, but must be"),
+    ],
+)
+def test_damaged_metadata(tokenizer_of, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message) as error:
+        tokenizer_of(tokenizer_changes=changes)
+    assert str(tmp_path / "model.gguf") in str(error.value)
+    assert str(error.value).endswith("download or convert the file again")

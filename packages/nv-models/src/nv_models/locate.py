@@ -7,6 +7,7 @@ Never: reads a weight.
 
 import importlib.util
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -28,7 +29,8 @@ FORMS = (
     f'"Qwen/Qwen3-0.6B", or "{DEMO}"'
 )
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
-HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
+HUB_FILES = [*TOKENIZER_FILES, "*.safetensors"]
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
@@ -46,7 +48,8 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         TypeError: neither a text nor a path.
         FileNotFoundError: a path that is not there, or a hub name that is not in the cache while
             offline.
-        ValueError: neither a path nor a hub name; an unknown repository or revision.
+        ValueError: neither a path nor a hub name; an unknown repository or revision; a folder that
+            holds a .gguf file and no config.json.
         ImportError: a GGUF file without the `gguf` extra.
     """
     if not isinstance(model, str | Path):
@@ -55,22 +58,28 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         raise ValueError(f"the model's name is empty: it must be {FORMS}")
     path = Path(model).expanduser()
     if path.is_dir():
+        refuse_bare_gguf(path)
         return path
     if path.is_file():
-        if path.suffix != ".gguf":
+        if not is_gguf(path):
             raise ValueError(f"{path} is a file, but neither a folder nor a .gguf file")
         return gguf_folder(path)
     if str(model) == DEMO:
         return gguf_folder(demo_file())
-    if path.suffix == ".gguf" or not HUB_NAME.fullmatch(str(model)):
+    if is_gguf(path) or not HUB_NAME.fullmatch(str(model)):
         raise FileNotFoundError(f"{model} does not exist; give {FORMS}")
     return download(str(model), revision)
 
 
-def download(name: str, revision: str | None) -> Path:
-    """A hub repository's files, through the hub's own cache and offline switch."""
+def download(name: str, revision: str | None, patterns: Sequence[str] = HUB_FILES) -> Path:
+    """The folder of a hub repository's files, through the hub's own cache and offline switch.
+
+    Raises:
+        FileNotFoundError: neither in the cache nor within reach.
+        ValueError: a repository or revision that is unknown, gated or refused.
+    """
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
     except GatedRepoError as error:
         raise ValueError(f"{name} is gated: accept its terms, then `hf auth login`") from error
     except RevisionNotFoundError as error:
@@ -100,6 +109,19 @@ def demo_file() -> Path:
     return files[0]
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file's name says that it is GGUF."""
+    return path.suffix.lower() == ".gguf"
+
+
+def refuse_bare_gguf(folder: Path) -> None:
+    """Raise ValueError for a folder whose model is in a GGUF file alone."""
+    files = sorted(file for file in folder.iterdir() if is_gguf(file))
+    if files and not (folder / "config.json").exists():
+        names = " or ".join(str(file) for file in files)
+        raise ValueError(f"{folder} has no config.json: give the GGUF file itself, {names}")
+
+
 def gguf_in(folder: Path) -> Path | None:
     """The folder's only .gguf file, if it has one.
 
@@ -107,7 +129,7 @@ def gguf_in(folder: Path) -> Path | None:
         FileNotFoundError: a link to a file that is gone.
         ValueError: there are several.
     """
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(file for file in folder.iterdir() if is_gguf(file))
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"{folder} has several GGUF files ({names}); give the path of one")

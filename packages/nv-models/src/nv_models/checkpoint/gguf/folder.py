@@ -17,6 +17,7 @@ from nv_models.checkpoint.gguf.header import read_header
 
 FORMAT = 1  # raise it when the contents change, and old folders are left alone
 LINK = "model.gguf"
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", LINK)
 
 
 def cache_root() -> Path:
@@ -35,19 +36,26 @@ def gguf_folder(file: Path) -> Path:
     status = file.stat()
     identity = f"{FORMAT} {file} {status.st_size} {status.st_mtime_ns}"
     folder = cache_root() / f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    if folder.is_dir():
+    if is_whole(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     try:
         write_folder(file, draft)
+        if folder.exists() and not is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was faster
+        if not is_whole(folder):  # else another process was faster
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether nobody has taken a file out of it."""
+    return all((folder / name).exists() for name in FILES)
 
 
 def write_folder(file: Path, folder: Path) -> None:
@@ -59,6 +67,7 @@ def write_folder(file: Path, folder: Path) -> None:
 
     header = read_header(file)
     config = config_json(header)
-    build_tokenizer(header, config["max_position_embeddings"]).save_pretrained(folder)
+    tokenizer = build_tokenizer(header, config["max_position_embeddings"])
+    tokenizer.save_pretrained(folder, save_jinja_files=False)  # so that FILES are all
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     (folder / LINK).symlink_to(file)

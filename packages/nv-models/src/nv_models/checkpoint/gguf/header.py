@@ -69,6 +69,11 @@ def parse(file: Path, stream: BinaryIO) -> Header:
         kind, offset = read_scalar(stream, "I"), read_scalar(stream, "Q")
         relative[name] = TensorInfo(tuple(reversed(dims)), kind, offset)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(
+            f"{file}: general.alignment is {alignment!r}, but must be a positive integer; "
+            "download or convert the file again"
+        )
     start = -(-stream.tell() // alignment) * alignment
     tensors = {
         name: TensorInfo(info.shape, info.kind, start + info.offset)

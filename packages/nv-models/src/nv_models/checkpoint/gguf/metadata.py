@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from nv_models.checkpoint.gguf.header import Header, Value
+from nv_models.checkpoint.gguf.section import AGAIN, Section
 from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype
 from nv_models.rope import RopeConfig, frequencies
 
@@ -19,82 +20,80 @@ def config_json(header: Header) -> dict[str, Value]:
     """What config.json would say.
 
     Raises:
-        ValueError: an architecture or a rope that is not supported, or a size that is not there.
+        ValueError: an architecture or a rope that is not supported, or metadata that is not there
+            or of another type.
     """
     if header.architecture not in ARCHITECTURES:
         raise ValueError(
             f"{header.file} holds the architecture {header.architecture!r}, which is not "
             f"supported; supported in GGUF files are {', '.join(ARCHITECTURES)}"
         )
-    vocab_size, hidden_size = size_of(header, "token_embd.weight")
-    num_heads = required(header, "attention.head_count")
-    head_dim = optional(header, "attention.key_length", hidden_size // num_heads)
+    sizes = Section(header, header.architecture)
+    vocab_size, hidden_size = matrix_shape(header, "token_embd.weight")
+    num_heads = sizes.size("attention.head_count")
+    head_dim = sizes.size("attention.key_length", hidden_size // num_heads)
+    tokens = Section(header, "tokenizer.ggml")
     return {
         "architectures": [ARCHITECTURES[header.architecture]],
         "model_type": header.architecture,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": required(header, "feed_forward_length"),
-        "num_hidden_layers": required(header, "block_count"),
+        "intermediate_size": sizes.size("feed_forward_length"),
+        "num_hidden_layers": sizes.size("block_count"),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": optional(header, "attention.head_count_kv", num_heads),
+        "num_key_value_heads": sizes.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "rms_norm_eps": required(header, "attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": required(header, "context_length"),
-        "rope_parameters": rope_parameters(header, head_dim),
+        "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": sizes.size("context_length"),
+        "rope_parameters": rope_parameters(sizes, head_dim),
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "bos_token_id": header.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": eos_token_ids(header),
+        "bos_token_id": tokens.index("bos_token_id", vocab_size),
+        "eos_token_id": eos_token_ids(tokens, vocab_size),
         "dtype": str(float_dtype(header)).removeprefix("torch."),
     }
 
 
-def optional(header: Header, key: str, default: Value) -> Value:
-    """A value of the architecture's own section."""
-    return header.metadata.get(f"{header.architecture}.{key}", default)
-
-
-def required(header: Header, key: str) -> Value:
-    """The same, where there is no default."""
-    value = optional(header, key, None)
-    if value is None:
-        raise ValueError(f"{header.file} lacks the metadata {header.architecture}.{key}")
-    return value
-
-
-def size_of(header: Header, name: str) -> tuple[int, ...]:
-    """A tensor's shape."""
+def matrix_shape(header: Header, name: str) -> tuple[int, int]:
+    """A matrix's rows and columns."""
     if name not in header.tensors:
         raise ValueError(f"{header.file} lacks the tensor {name}")
-    return header.tensors[name].shape
+    shape = header.tensors[name].shape
+    if len(shape) != 2 or 0 in shape:
+        raise ValueError(
+            f"{header.file}: {name} has shape {list(shape)}, but must be a matrix; {AGAIN}"
+        )
+    return shape[0], shape[1]
 
 
-def eos_token_ids(header: Header) -> list[int]:
+def eos_token_ids(tokens: Section, vocab_size: int) -> list[int]:
     """End of text and end of turn, where they differ."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    ids = [header.metadata[key] for key in keys if key in header.metadata]
-    return list(dict.fromkeys(ids))
+    ids = [tokens.index(key, vocab_size) for key in ("eos_token_id", "eot_token_id")]
+    return list(dict.fromkeys(index for index in ids if index is not None))
 
 
-def rope_parameters(header: Header, head_dim: int) -> dict[str, Value]:
+def rope_parameters(sizes: Section, head_dim: int) -> dict[str, Value]:
     """The rotary embedding under transformers' names."""
-    rotated = optional(header, "rope.dimension_count", head_dim)
+    header = sizes.header
+    rotated = sizes.size("rope.dimension_count", head_dim)
     if rotated != head_dim:
         raise ValueError(f"{header.file} rotates {rotated} of {head_dim} dimensions of a head")
-    base = {"rope_theta": optional(header, "rope.freq_base", 10000.0)}
-    kind = optional(header, "rope.scaling.type", "none")
+    theta = sizes.number("rope.freq_base", 10000.0)
+    kind = sizes.text("rope.scaling.type", "none")
     if ROPE_FACTORS in header.tensors:
-        return base | llama3_parameters(header, head_dim, base["rope_theta"])
+        return {"rope_theta": theta, **llama3_parameters(header, head_dim, theta)}
     if kind == "none":
-        return base | {"rope_type": "default"}
-    scaled = base | {"rope_type": kind, "factor": required(header, "rope.scaling.factor")}
-    if kind == "yarn":
-        context = required(header, "rope.scaling.original_context_length")
-        scaled["original_max_position_embeddings"] = context
-    elif kind != "linear":
+        return {"rope_theta": theta, "rope_type": "default"}
+    if kind not in {"linear", "yarn"}:
         raise ValueError(f"{header.file} scales its rope by {kind!r}, which is not supported")
+    factor = sizes.number("rope.scaling.factor")
+    scaled = {"rope_theta": theta, "rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        if theta <= 1:
+            raise sizes.error("rope.freq_base", theta, "more than 1 with yarn")
+        context = sizes.size("rope.scaling.original_context_length")
+        scaled["original_max_position_embeddings"] = context
     return scaled
 
 
@@ -105,6 +104,8 @@ def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, 
     """
     offset = header.tensors[ROPE_FACTORS].offset
     stored = np.fromfile(header.file, np.float32, head_dim // 2, offset=offset)
+    if len(stored) < head_dim // 2:
+        raise ValueError(f"{header.file} is truncated: {ROPE_FACTORS} ends early; {AGAIN}")
     parameters = {"rope_type": "llama3", "factor": float(stored.max()), **LLAMA3}
     plain, _ = frequencies(RopeConfig(theta), head_dim)
     scaled, _ = frequencies(

@@ -15,6 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
+from nv_models.checkpoint.gguf.section import Section
 
 CHUNK_ELEMENTS = 1 << 18  # fp32 values in flight: a megabyte, which stays in the cache
 ROPE_FACTORS = "rope_freqs.weight"  # part of the config, not of the model
@@ -107,10 +108,10 @@ class GGUFCheckpoint:
         projection = name.split(".")[-2]
         if self._header.architecture != "llama" or projection not in {"q_proj", "k_proj"}:
             return order
-        key = "llama.attention.head_count"
-        heads = self._header.metadata[key]
+        sizes = Section(self._header, "llama")
+        heads = sizes.size("attention.head_count")
         if projection == "k_proj":
-            heads = self._header.metadata.get(f"{key}_kv", heads)
+            heads = sizes.size("attention.head_count_kv", heads)
         # llama.cpp rotates neighbours, so its rows are 0, D/2, 1, D/2 + 1, … of each head.
         return order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 

@@ -20,6 +20,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from nv_models.checkpoint.gguf.header import Header
+from nv_models.checkpoint.gguf.section import Section
 
 CONTROL, USER_DEFINED = 3, 4  # token types
 WORDS = (
@@ -35,32 +36,31 @@ def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
     """A transformers tokenizer with the file's vocabulary, special tokens and chat template.
 
     Raises:
-        ValueError: a kind of tokenizer or of word splitting that is not known.
+        ValueError: a kind of tokenizer or of word splitting that is not known, or metadata that is
+            not there or of another type.
     """
-    values = {
-        key.removeprefix("tokenizer.ggml."): value
-        for key, value in header.metadata.items()
-        if key.startswith("tokenizer.ggml.")
-    }
+    values = Section(header, "tokenizer.ggml")
     builders = {"gpt2": byte_level_bpe, "llama": sentencepiece_bpe}
-    kind = values.get("model")
+    kind = values.text("model", "")
     if kind not in builders:
         raise ValueError(
             f"{header.file} has a tokenizer of kind {kind!r}; supported are {', '.join(builders)}"
         )
-    tokenizer = builders[kind](values)
-    add_special_tokens(tokenizer, values)
-    add_bos(tokenizer, values, default=kind == "llama" or values.get("pre") == "llama-bpe")
+    tokens = values.texts("tokens")
+    tokenizer = builders[kind](values, tokens)
+    add_special_tokens(tokenizer, values, tokens)
+    is_llama = kind == "llama" or values.value("pre") == "llama-bpe"
+    add_bos(tokenizer, values, tokens, default=is_llama)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     named = {
-        f"{name}_token": values["tokens"][values[f"{key}_token_id"]]
+        f"{name}_token": tokens[index]
         for name, key in names.items()
-        if f"{key}_token_id" in values
+        if (index := values.index(f"{key}_token_id", len(tokens))) is not None
     }
     make: Any = PreTrainedTokenizerFast  # untyped
     built: PreTrainedTokenizerFast = make(
         tokenizer_object=tokenizer,
-        chat_template=header.metadata.get("tokenizer.chat_template"),
+        chat_template=Section(header, "tokenizer").text("chat_template", "") or None,
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
         **named,
@@ -68,11 +68,11 @@ def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
     return built
 
 
-def byte_level_bpe(values: dict[str, Any]) -> Tokenizer:
+def byte_level_bpe(values: Section, tokens: list[str]) -> Tokenizer:
     """GPT-2's kind: bytes as printable characters, merges in order."""
-    vocabulary = {token: index for index, token in enumerate(values["tokens"])}
-    merges = [tuple(merge.split(" ", 1)) for merge in values["merges"]]
-    pre = values.get("pre", "default")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = merges_in_order(values, vocabulary)
+    pre = values.text("pre", "default")
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in {"llama-bpe", "llama3"}))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -80,6 +80,18 @@ def byte_level_bpe(values: dict[str, Any]) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
+
+
+def merges_in_order(values: Section, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs to join; both parts and the result must be tokens."""
+    merges: list[tuple[str, str]] = []
+    for position, merge in enumerate(values.texts("merges")):
+        left, space, right = merge.partition(" ")
+        if not space or not vocabulary.keys() >= {left, right, left + right}:
+            expected = "two tokens with a space between, which joined are a token too"
+            raise values.error(f"merges[{position}]", merge, expected)
+        merges.append((left, right))
+    return merges
 
 
 def word_splitter(pre: str) -> pre_tokenizers.PreTokenizer:
@@ -101,15 +113,15 @@ def word_splitter(pre: str) -> pre_tokenizers.PreTokenizer:
     raise ValueError(f"tokenizer.ggml.pre {pre!r} is not supported; supported are {known}")
 
 
-def sentencepiece_bpe(values: dict[str, Any]) -> Tokenizer:
+def sentencepiece_bpe(values: Section, tokens: list[str]) -> Tokenizer:
     """SentencePiece's kind: spaces are letters, unknown characters fall back to bytes."""
-    vocabulary = {token: index for index, token in enumerate(values["tokens"])}
-    merges = merges_from_scores(vocabulary, values["scores"])
-    unknown = values["tokens"][values.get("unknown_token_id", 0)]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    merges = merges_from_scores(vocabulary, values.numbers("scores", len(tokens)))
+    unknown = tokens[values.index("unknown_token_id", len(tokens)) or 0]
     tokenizer = Tokenizer(
         BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    prefix = values.get("add_space_prefix", True)
+    prefix = values.flag("add_space_prefix", True)
     start = [normalizers.Prepend(SPACE)] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*start, normalizers.Replace(" ", SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
@@ -129,22 +141,23 @@ def merges_from_scores(vocabulary: dict[str, int], scores: list[float]) -> list[
     return merges
 
 
-def add_special_tokens(tokenizer: Tokenizer, values: dict[str, Any]) -> None:
+def add_special_tokens(tokenizer: Tokenizer, values: Section, tokens: list[str]) -> None:
     """Control tokens are matched whole and left out of text; user-defined ones stay in it."""
-    kinds = values.get("token_type", [])
-    for token, kind in zip(values["tokens"], kinds, strict=False):
+    if values.value("token_type") is None:
+        return
+    for token, kind in zip(tokens, values.numbers("token_type", len(tokens)), strict=True):
         if kind == CONTROL:
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif kind == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
 
 
-def add_bos(tokenizer: Tokenizer, values: dict[str, Any], default: bool) -> None:
+def add_bos(tokenizer: Tokenizer, values: Section, tokens: list[str], default: bool) -> None:
     """Put the first token before every text, where the file asks for it."""
-    index = values.get("bos_token_id")
-    if index is None or not values.get("add_bos_token", default):
+    index = values.index("bos_token_id", len(tokens))
+    if index is None or not values.flag("add_bos_token", default):
         return
-    bos = values["tokens"][index]
+    bos = tokens[index]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 {bos}:1 $B:1", special_tokens=[(bos, index)]
     )
