@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 Message: TypeAlias = Mapping[str, Any]
 
+TEMPLATE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What the expressions of a template raise; jinja passes them on as they are."""
+
 FORMS = "a list of {'role': …, 'content': …} dicts, or a list of such lists"
 
 
@@ -93,6 +103,11 @@ def render(
         )
     except TemplateError as error:
         raise ValueError(f"the chat template does not take the conversation: {error}") from error
+    except TEMPLATE_ERRORS as error:
+        raise ValueError(
+            f"the chat template failed on these messages ({type(error).__name__}: {error}): mend "
+            "it, or pass another as chat_template=…"
+        ) from error
     assert isinstance(text, str)
     return text
 
