@@ -34,6 +34,7 @@ def load_model(
     load_format: str = "auto",
     seed: int = 0,
     batch_invariant: bool = False,
+    max_positions: int | None = None,
 ) -> CausalLM:
     """Build a checkpoint's model and fill it.
 
@@ -47,6 +48,8 @@ def load_model(
         seed: of the random weights.
         batch_invariant: compute a token bitwise the same whatever else is in its step, if the
             attention backend does too; in fp32 on a CPU it is so anyway.
+        max_positions: the longest sequence that will come, if shorter than what the checkpoint
+            promises: the rotary embedding's table ends there.
 
     Returns:
         The model, whose `config.dtype` is the dtype it was loaded in.
@@ -66,7 +69,8 @@ def load_model(
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
     placement = Placement(torch.device(device), chosen, parallel, batch_invariant)
-    config = dataclasses.replace(config, dtype=chosen)
+    longest = min(max_positions or config.max_position_embeddings, config.max_position_embeddings)
+    config = dataclasses.replace(config, dtype=chosen, max_position_embeddings=longest)
     model: CausalLM = model_class(config.architecture)(config, placement).eval()
     if checkpoint:
         load_weights(model, checkpoint)
