@@ -4,8 +4,10 @@ import pytest
 from nv_engine.device.memory import (
     GIB,
     BlockNeed,
+    TableNeed,
     asked_blocks,
     available_host_memory,
+    check_tables,
     cpu_blocks,
     device_blocks,
 )
@@ -34,6 +36,18 @@ def test_asked_blocks_must_fit() -> None:
     assert asked_blocks(8, NEED, room=GIB) == 8
     with pytest.raises(ValueError, match=r"num_kvcache_blocks=9 needs 1\.1 GiB .*at most 8"):
         asked_blocks(9, NEED, room=GIB)
+
+
+def test_tables_must_fit_into_a_quarter() -> None:
+    need = TableNeed(fixed=GIB // 2, each=GIB // 8)
+    check_tables(need, 4 * GIB, max_num_seqs=4, max_model_len=64)
+    with pytest.raises(
+        ValueError,
+        match=r"max_num_seqs=5 .* needs 1\.12 GiB .* 1\.00 of the 4\.00 .* at most 4, or max_model",
+    ):
+        check_tables(need, 4 * GIB, max_num_seqs=5, max_model_len=64)
+    with pytest.raises(ValueError, match=r"max_model_len 64 .*: lower max_model_len$"):
+        check_tables(need, 2 * GIB, max_num_seqs=1, max_model_len=64)
 
 
 def machine(root: Path, available: int, limits: dict[str, tuple[str, str]], own: str) -> Path:

@@ -1,6 +1,8 @@
 """The device's wing alone, driven by hand-made batches, against transformers."""
 
+import json
 import random
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import batches
+from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.worker import Worker, choose_device
 from nv_engine.params import SamplingParams
 
@@ -171,6 +174,36 @@ def test_sizes_follow_model_and_options(checkpoint: Path) -> None:
     assert make_worker(checkpoint, max_model_len=100).max_model_len == 100
     assert make_worker(checkpoint, max_model_len=None).max_model_len == 512
     assert worker.eos_token_ids == (1, 2)
+
+
+def test_limits_beyond_the_memory_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match=r"max_num_seqs=2147483647 .* GiB .* lower max_num_seqs"):
+        make_worker(checkpoint, max_num_seqs=2**31 - 1)
+
+
+def test_a_promise_of_endless_positions_costs_what_is_used(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "endless"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 10**12
+    (folder / "config.json").write_text(json.dumps(config))
+    first, second = make_worker(checkpoint), make_worker(folder)
+    assert second.max_model_len == 4096
+    rows, again = random_rows([9]), random_rows([9])
+    admit(first, rows)
+    admit(second, again)
+    assert rows == again
+    with pytest.raises(ValueError, match=r"max_model_len 1000000000000 .*: lower max_model_len$"):
+        make_worker(folder, max_model_len=None)
+
+
+@pytest.mark.parametrize(("num_slots", "max_blocks"), [(3, 5), (64, 1)])
+def test_the_bytes_of_a_slot_are_those_of_its_tables(num_slots: int, max_blocks: int) -> None:
+    slots = Slots(num_slots, max_blocks, 320, (1,), torch.device("cpu"))
+    num_bytes = sum(table.nbytes for table in (*vars(slots.tables).values(), slots.stop_ids))
+    assert num_bytes == (num_slots + 1) * row_bytes(max_blocks)
 
 
 @pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1x"])
