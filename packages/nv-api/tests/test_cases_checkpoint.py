@@ -94,6 +94,23 @@ def test_an_unsupported_architecture_names_the_supported_ones(folder):
         start(folder)
 
 
+@pytest.mark.parametrize(("change", "said"), [(1, "is missing"), (-1, "is unexpected")])
+def test_another_number_of_layers_is_told_by_its_tensors(folder, change, said):
+    """N43: and not by the tokenizer, which is loaded first."""
+    num_layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    edit_config(folder, num_hidden_layers=num_layers + change)
+    layer = num_layers + min(change, 0)
+    with pytest.raises(ValueError, match=rf"layers.{layer}.self_attn.q_proj.weight .* {said}"):
+        start(folder)
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_a_dtype_of_the_config_that_is_none(folder, name):
+    edit_config(folder, **{"dtype": None, name: "foo"})
+    with pytest.raises(ValueError, match=rf"config.json: {name} is 'foo', but must be one of"):
+        start(folder)
+
+
 def test_missing_and_unexpected_tensors_are_listed_together(folder):
     """N43."""
 

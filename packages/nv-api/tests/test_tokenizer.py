@@ -2,8 +2,10 @@ import json
 import logging
 import shutil
 
+import nv_api.tokenizer
 import pytest
 from nv_api.tokenizer import Tokenizer, load_tokenizer
+from nv_models.locate import TOKENIZER_FILES
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
@@ -48,14 +50,47 @@ def test_a_place_that_is_not_there(place):
         load_tokenizer(place)
 
 
-def test_a_hub_name_out_of_reach(monkeypatch):
-    def unreachable(name, **options):
-        raise OSError("no connection")
+@pytest.mark.parametrize("error", [FileNotFoundError, ValueError])
+@pytest.mark.parametrize("name", ["nobody/nothing", "gpt2"])
+def test_a_hub_name_out_of_reach(monkeypatch, error, name):
+    """It is asked for once; transformers would ask for each file, and again and again."""
+    asked = []
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
-    for name in "nobody/nothing", "gpt2":
-        with pytest.raises(FileNotFoundError, match=rf"{name} is not to be had \(no connection\)"):
-            load_tokenizer(name)
+    def unreachable(*given):
+        asked.append(given)
+        raise error("no connection")
+
+    monkeypatch.setattr(nv_api.tokenizer, "download", unreachable)
+    with pytest.raises(error, match=rf"{name} is not to be had \(no connection\): give"):
+        load_tokenizer(name, revision="v1")
+    assert asked == [(name, "v1", TOKENIZER_FILES)]
+
+
+def test_a_hub_name_is_a_downloaded_folder(monkeypatch, folder):
+    monkeypatch.setattr(nv_api.tokenizer, "download", lambda *given: folder)
+    assert load_tokenizer("some/name").get_vocab() == load_tokenizer(folder).get_vocab()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_types": ["full_attention"]},
+        {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 2},
+        {"head_dim": None},
+        {"use_cache": "x"},
+        {"dtype": "foo"},
+        {"model_type": "unknown"},
+        {"model_type": 5},
+        {"tokenizer_class": 5},
+    ],
+)
+def test_the_models_sizes_are_not_the_tokenizers_business(damaged, folder, change):
+    config = json.loads((folder / "config.json").read_text()) | change
+    place = damaged("config.json", json.dumps(config))
+    backend, plain = load_tokenizer(place), AutoTokenizer.from_pretrained(folder)
+    assert type(backend) is type(plain)
+    assert backend.get_vocab() == plain.get_vocab()
+    assert backend.encode("hello 日本") == plain.encode("hello 日本")
 
 
 @pytest.fixture
@@ -84,6 +119,8 @@ def damaged(folder, tmp_path):
         ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", "[]"),
         ("tokenizer_config.json", json.dumps({"eos_token": 5})),
+        ("config.json", "{"),
+        ("config.json", "[]"),
     ],
 )
 def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content):

@@ -3,20 +3,24 @@
 Owns the bytes of each token and which tokens are special; never decides what a prompt is.
 """
 
+import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from nv_models.locate import TOKENIZER_FILES, download
 
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+KIND_FIELDS = ("model_type", "model_name", "tokenizer_class")
 MODES = ("auto", "hf")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 NUM_WORDS = 4096
@@ -43,24 +47,53 @@ def load_tokenizer(
         FileNotFoundError: a folder that is not there or has no tokenizer files, or a hub name that
             the hub and its cache do not have.
         NotImplementedError: another mode.
-        ValueError: files that are no tokenizer, or code of the checkpoint's own, which is never
-            run.
+        ValueError: files that are no tokenizer, a hub name that the hub does not know, or code of
+            the checkpoint's own, which is never run.
     """
     if mode not in MODES:
         raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
     path = Path(source).expanduser()
-    if path.is_dir():
-        if not any((path / name).exists() for name in FILES):
+    if not path.is_dir():
+        if not HUB_NAME.fullmatch(str(source)):
             raise FileNotFoundError(
-                f"{path} holds no tokenizer (none of {', '.join(FILES)}): {REMEDY}"
+                f"the tokenizer {source} is no folder and no hub name: {REMEDY}"
             )
-        source = path
-    elif not HUB_NAME.fullmatch(str(source)):
-        raise FileNotFoundError(f"the tokenizer {source} is no folder and no hub name: {REMEDY}")
+        path = _downloaded(str(source), revision)
+    elif not any((path / name).exists() for name in FILES):
+        raise FileNotFoundError(f"{path} holds no tokenizer (none of {', '.join(FILES)}): {REMEDY}")
     from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import, and not always needed
 
     with _Loading(source):
-        return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path, config=_kind(path), trust_remote_code=False)
+
+
+def _downloaded(name: str, revision: str | None) -> Path:
+    """The folder of a hub name's tokenizer files; without a network it fails at once."""
+    try:
+        return download(name, revision, TOKENIZER_FILES)
+    except (FileNotFoundError, ValueError) as error:
+        raise type(error)(f"the tokenizer {name} is not to be had ({error}): {REMEDY}") from error
+
+
+def _kind(folder: Path) -> "PreTrainedConfig":
+    """What a tokenizer's class depends on in config.json, in place of all of it.
+
+    The sizes of the model are not the tokenizer's business: what is wrong with them is for the
+    model's loader to say.
+    """
+    from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415  # as above
+
+    file = folder / "config.json"
+    values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    named: dict[str, Any] = {
+        key: value for key in KIND_FIELDS if isinstance(value := values.get(key), str)
+    }
+    named["name_or_path"] = str(folder)
+    if (kind := named.get("model_type", "")) not in CONFIG_MAPPING:
+        return PreTrainedConfig(**named)
+    del named["model_type"]
+    config: PreTrainedConfig = CONFIG_MAPPING[kind](**named)
+    return config
 
 
 class _Loading:
