@@ -7,7 +7,8 @@ from dataclasses import asdict
 import pytest
 import torch
 from nv_api import LLM, Logprob, SamplingParams
-from nv_api.completion import Completion, candidates
+from nv_api.completion import Completion
+from nv_api.logprobs import candidates
 from nv_api.tokenizer import Tokenizer
 from nv_engine import TokenLogprobs
 from transformers import Qwen3ForCausalLM

@@ -3,18 +3,16 @@
 Owns its tokens, its text, their log-probabilities and how it ended; never talks to the engine.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nv_api.detokenizer import Detokenizer
-from nv_api.outputs import CompletionOutput, Logprob
+from nv_api.logprobs import LogprobColumns, TokenText
+from nv_api.outputs import CompletionOutput
 from nv_api.stopping import StopStrings
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams, TokenLogprobs
-
-TokenText = Callable[[int], str]
-"""A token's own text."""
 
 
 class Delta(NamedTuple):
@@ -49,7 +47,7 @@ class Completion:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self._logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self._logprobs = None if params.logprobs is None else LogprobColumns()
         self._detokenizer = detokenizer
         self._token_text = token_text
         self._min_tokens = params.min_tokens
@@ -92,7 +90,7 @@ class Completion:
         """
         self.token_ids.extend(token_ids)
         if self._logprobs is not None and logprobs is not None:
-            self._logprobs += logprobs
+            self._logprobs.extend(logprobs)
         if finish_reason == "stop" and not self._include_stop:
             self._num_hidden = 1
         if self._stops is not None and self._find_stop():
@@ -120,28 +118,16 @@ class Completion:
 
     def output(self) -> CompletionOutput:
         """The completion as users see it: a snapshot, final once it has finished."""
+        said = self._logprobs
         return CompletionOutput(
             index=self.index,
             text=self.text,
             token_ids=list(self.token_ids),
-            cumulative_logprob=self._cumulative_logprob(),
-            logprobs=self._candidates(),
+            cumulative_logprob=None if said is None else said.cumulative(),
+            logprobs=None if said is None else said.reader(self._token_text),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
-
-    def _cumulative_logprob(self) -> float | None:
-        if self._logprobs is None:
-            return None
-        assert len(self._logprobs) == len(self.token_ids), "one for each token"
-        return sum(entry.logprobs[0] for entry in self._logprobs)
-
-    def _candidates(self) -> Callable[[], list[dict[int, Logprob]]] | None:
-        """Make every position's candidates once somebody reads them; a step could not wait."""
-        if self._logprobs is None:
-            return None
-        entries, token_text = tuple(self._logprobs), self._token_text
-        return lambda: [candidates(entry, token_text) for entry in entries]
 
     def _find_stop(self) -> bool:
         """Read token by token; True if a stop string ended the completion."""
@@ -151,7 +137,7 @@ class Completion:
             if stop is not None:
                 del self.token_ids[position:]
                 if self._logprobs is not None:
-                    del self._logprobs[position:]
+                    self._logprobs.truncate(position)
                 self._num_hidden = 0
                 self.finish_reason, self.stop_reason = "stop", stop
                 return True
@@ -176,19 +162,3 @@ class Completion:
             piece, stop = self._stops.push(piece, armed=self._num_read > self._min_tokens)
         self._pieces.append(piece)
         return stop
-
-
-def candidates(entry: "TokenLogprobs", token_text: TokenText | None) -> dict[int, Logprob]:
-    """A position's tokens as users see them: its own first, then the most likely, best first.
-
-    Equal probabilities have equal ranks.
-    """
-    found: dict[int, Logprob] = {}
-    rank, previous = entry.rank, None
-    for place, (token, logprob) in enumerate(zip(entry.token_ids, entry.logprobs, strict=True)):
-        if place > 0 and logprob != previous:
-            rank, previous = place, logprob
-        if token not in found:
-            text = None if token_text is None else token_text(token)
-            found[token] = Logprob(logprob, rank, text)
-    return found

@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from nv_api.completion import Completion, TokenText, candidates
+from nv_api.completion import Completion
+from nv_api.logprobs import TokenText, candidates
 from nv_api.outputs import Logprob, RequestMetrics, RequestOutput
 from nv_api.prompts import TokenPrompt
 from nv_api.structured import CompiledGrammar, Grammars

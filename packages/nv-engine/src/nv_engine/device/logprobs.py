@@ -6,7 +6,7 @@ Owns which prompt tokens are looked up, and how tensors become plain values. Wha
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import nv_kernels as nk
 import torch
@@ -14,6 +14,11 @@ from torch import Tensor
 
 from nv_engine.batch import Chunk, TokenLogprobs
 from nv_engine.device.upload import upload
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 MAX_PART = 2**24
 """Logits looked at together: what is made of them, in fp32, takes 64 MiB."""
@@ -95,6 +100,42 @@ def prompt_logprobs(
     return TopLogprobs(*map(torch.cat, zip(*parts, strict=True)))
 
 
+class RowLogprobs(Sequence[TokenLogprobs]):
+    """One sequence's log-probabilities in a step: a view of the step's, plain values when read.
+
+    Lists for every row would be made, and walked over by Python's collector, at each step.
+
+    Args:
+        step: tensors of the host, [num_steps, rows, ...] each.
+        row: its own.
+        count: most likely tokens that it asked for.
+    """
+
+    __slots__ = ("_count", "_row", "_step")
+
+    def __init__(self, step: tuple[Array, ...], row: int, count: int) -> None:
+        self._step, self._row, self._count = step, row, count
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return len(self._step[0])
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenLogprobs]: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprobs | list[TokenLogprobs]:
+        """Read one token's, or some."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        token_ids, logprobs, ranks = self._step
+        row, width = self._row, self._count + 1
+        own, values = token_ids[index, row, :width], logprobs[index, row, :width]
+        return TokenLogprobs(own.tolist(), values.tolist(), int(ranks[index, row]))
+
+
 def plain(top: TopLogprobs, counts: Sequence[int]) -> list[TokenLogprobs]:
     """Plain values of N tokens, `counts[i]` most likely ones for the i-th.
 
@@ -102,12 +143,5 @@ def plain(top: TopLogprobs, counts: Sequence[int]) -> list[TokenLogprobs]:
         top: tensors of the host, without leading dimensions.
         counts: N numbers.
     """
-    columns = zip(*(part.tolist() for part in top), strict=True)
-    tokens = list(map(TokenLogprobs._make, columns))
-    most = top.token_ids.shape[-1] - 1
-    if all(count == most for count in counts):
-        return tokens
-    return [
-        TokenLogprobs(token_ids[: count + 1], logprobs[: count + 1], rank)
-        for (token_ids, logprobs, rank), count in zip(tokens, counts, strict=True)
-    ]
+    step = tuple(part[None].numpy() for part in top)
+    return [RowLogprobs(step, row, count)[0] for row, count in enumerate(counts)]

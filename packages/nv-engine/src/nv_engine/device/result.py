@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nv_engine.batch import Chunk, StepResult, TokenLogprobs
-from nv_engine.device.logprobs import TopLogprobs, plain
+from nv_engine.device.logprobs import RowLogprobs, TopLogprobs, plain
 from nv_engine.device.sampler import LogprobParts
 
 
@@ -91,17 +91,11 @@ class DeviceResult:
         values: list[int] = entry[:last].tolist()
         return values if last == len(self._rows) else [values[row] for row in self._rows]
 
-    def _logprobs(self) -> dict[int, list[TokenLogprobs]] | None:
+    def _logprobs(self) -> dict[int, RowLogprobs] | None:
         if not self._asked:
             return None
-        rows = [row for row, _, _ in self._asked]
-        counts = [count for _, _, count in self._asked]
-        in_order = rows == list(range(len(rows)))  # taken as they lie, which needs no copy
-        chosen = slice(len(rows)) if in_order else rows
-        columns = [part[:, chosen] for part in self._logprob_parts]
-        steps = [plain(TopLogprobs(*step), counts) for step in zip(*columns, strict=True)]
-        slots = [slot for _, slot, _ in self._asked]
-        return {slot: list(tokens) for slot, *tokens in zip(slots, *steps, strict=True)}
+        step = tuple(part.numpy() for part in self._logprob_parts)
+        return {slot: RowLogprobs(step, row, count) for row, slot, count in self._asked}
 
     def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]] | None:
         if not self._spans:
