@@ -15,11 +15,12 @@ from nv_engine.device.sampler import LogprobParts
 
 
 class AskedLogprobs(NamedTuple):
-    """A row of a step whose log-probabilities are wanted."""
+    """The rows of a step whose log-probabilities are wanted, each in three columns."""
 
-    row: int
-    slot: int
-    num_logprobs: int
+    rows: Sequence[int] = ()
+    slots: Sequence[int] = ()
+    counts: Sequence[int] = ()
+    """Most likely tokens of each."""
 
 
 class PromptResult(NamedTuple):
@@ -32,14 +33,12 @@ class PromptResult(NamedTuple):
 
 def asked_logprobs(
     chunks: Sequence[Chunk], rows: Sequence[int], asked: Mapping[int, int]
-) -> list[AskedLogprobs]:
+) -> AskedLogprobs:
     """Find the sampling rows (`rows`, in the order of their chunks) whose slots ask."""
     slots = [chunk.slot for chunk in chunks if chunk.samples]
-    return [
-        AskedLogprobs(row, slot, asked[slot])
-        for row, slot in zip(rows, slots, strict=True)
-        if slot in asked
-    ]
+    places = [place for place, slot in enumerate(slots) if slot in asked]
+    chosen = [slots[place] for place in places]
+    return AskedLogprobs([rows[place] for place in places], chosen, [asked[s] for s in chosen])
 
 
 class DeviceResult:
@@ -58,7 +57,7 @@ class DeviceResult:
         entries: Sequence[Tensor],
         rows: Sequence[int],
         logprobs: LogprobParts = (),
-        asked: Sequence[AskedLogprobs] = (),
+        asked: AskedLogprobs = AskedLogprobs(),  # noqa: B008  it never changes
         prompt: PromptResult | None = None,
     ) -> None:
         self._entries = entries
@@ -82,7 +81,7 @@ class DeviceResult:
         if self._event is not None:
             self._event.synchronize()
         token_ids = [self._read(entry) for entry in self._entries]
-        if not self._asked and not self._spans:
+        if not self._asked.rows and not self._spans:
             return StepResult(token_ids)
         return StepResult(token_ids, self._logprobs(), self._prompt_logprobs())
 
@@ -92,10 +91,11 @@ class DeviceResult:
         return values if last == len(self._rows) else [values[row] for row in self._rows]
 
     def _logprobs(self) -> dict[int, RowLogprobs] | None:
-        if not self._asked:
+        if not self._asked.rows:
             return None
         step = tuple(part.numpy() for part in self._logprob_parts)
-        return {slot: RowLogprobs(step, row, count) for row, slot, count in self._asked}
+        columns = zip(*self._asked, strict=True)
+        return {slot: RowLogprobs(step, row, count) for row, slot, count in columns}
 
     def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]] | None:
         if not self._spans:

@@ -16,10 +16,6 @@ from nv_engine.executor.ranked import Patience, RankedExecutor, located
 from nv_engine.executor.ranks import Ranks
 from nv_engine.executor.spawn import SpawnedRank
 
-PEER_ROWS = 256
-"""Longer sums have NCCL's bandwidth to gain: every rank reads every part, where NCCL shares out."""
-
-
 class ProcessExecutor(RankedExecutor):
     """Runs batches on `tensor_parallel_size` ranks of this host."""
 
@@ -28,7 +24,7 @@ class ProcessExecutor(RankedExecutor):
         config: EngineConfig,
         make_worker: MakeWorker = Worker,
         patience: Patience | None = None,
-        peer_rows: int = PEER_ROWS,
+        peer_rows: int = 0,
     ) -> None:
         """Start the ranks and load the model.
 
@@ -37,7 +33,9 @@ class ProcessExecutor(RankedExecutor):
             make_worker: makes a rank's worker, in the rank's process, which imports it by name.
             patience: when a rank that lives, and does not answer, is given up.
             peer_rows: most tokens of a step whose sums over the ranks go through memory that the
-                cards write into each other, where they can; NCCL does the rest. 0: NCCL does all.
+                cards write into each other, where they can; NCCL does the rest, for it has more
+                bandwidth: every rank reads every part, where NCCL shares out. 256 is meant; it is
+                0, and NCCL does all, until that has run on two cards.
 
         Raises:
             ValueError: the ranks do not divide the model, or there are too few cards; no process
