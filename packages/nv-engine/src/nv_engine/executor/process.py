@@ -16,6 +16,7 @@ from nv_engine.executor.ranked import Patience, RankedExecutor, located
 from nv_engine.executor.ranks import Ranks
 from nv_engine.executor.spawn import SpawnedRank
 
+
 class ProcessExecutor(RankedExecutor):
     """Runs batches on `tensor_parallel_size` ranks of this host."""
 
