@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +143,38 @@ def test_arrays_are_token_ids_and_bad_text_is_refused(checkpoint):
             assert output["token_ids"] == plain["token_ids"]
         with pytest.raises(ValueError, match="no valid Unicode at position 1"):
             llm.generate("a\ud800", params, use_tqdm=False)
+
+
+def test_a_step_of_a_closed_llm_is_refused_while_a_request_waits(checkpoint):
+    llm = LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4)
+    llm.add_request([5], SamplingParams(max_tokens=9, ignore_eos=True))
+    llm.step()
+    llm.close()
+    with pytest.raises(RuntimeError, match="this LLM is closed"):
+        llm.step()
+
+
+@pytest.mark.parametrize("call", ["generate", "add_request"])
+def test_a_second_thread_is_refused_and_harms_nothing(checkpoint, monkeypatch, call):
+    params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    refused = []
+    with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4) as llm:
+        executor = llm._engine.executor
+
+        def ask():
+            with pytest.raises(RuntimeError, match="another thread is using this LLM"):
+                getattr(llm, call)([6], params)
+            refused.append(call)
+
+        def interfere(batch):
+            monkeypatch.undo()
+            thread = threading.Thread(target=ask)
+            thread.start()
+            thread.join()
+            return executor.submit(batch)
+
+        monkeypatch.setattr(executor, "submit", interfere)
+        disturbed = llm.generate([5], params, use_tqdm=False)
+        assert refused
+        assert llm.is_finished()
+        assert disturbed == llm.generate([5], params, use_tqdm=False)

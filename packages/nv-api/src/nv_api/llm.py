@@ -38,6 +38,8 @@ ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 class LLM(PoolingMethods):
     """A model that completes prompts, offline: vLLM's `LLM` and nano-vLLM's in one.
 
+    One thread at a time may call it; one that comes while another is at work gets a RuntimeError.
+
     Args:
         model: a folder (config.json, *.safetensors, tokenizer files), a .gguf file, a hub name
             such as "Qwen/Qwen3-0.6B", or "demo".
@@ -151,6 +153,9 @@ class LLM(PoolingMethods):
             outputs: (request id, completion token ids) of each completion that ended, those that
                 ended during a `generate` first; and num_tokens: the step's prefill tokens, or,
                 if it had none, minus the number of tokens decoded.
+
+        Raises:
+            RuntimeError: the LLM is closed and a request was left unfinished.
         """
         return self._session.step()
 
@@ -188,7 +193,10 @@ class LLM(PoolingMethods):
         return asdict(self._engine.metrics)
 
     def close(self) -> None:
-        """Stop the engine and give its memory back; a second call is a no-op."""
+        """Stop the engine and give its memory back; a second call is a no-op.
+
+        Unfinished requests are lost.
+        """
         self._session.close()
 
     def __enter__(self) -> "LLM":

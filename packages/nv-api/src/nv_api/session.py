@@ -1,11 +1,13 @@
-"""Session: one engine, driven from one thread.
+"""Session: one engine, driven by one thread at a time.
 
 Owns when the engine steps and the results that wait to be asked for; never reads what a user wrote
 (prompts come tokenized) and never makes a text (the processor does).
 """
 
+import threading
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nv_api.interrupts import whole_step
@@ -32,6 +34,8 @@ class Session:
         self._processor = Processor(engine, tokenizer)
         self._kept: list[Finished] = []  # ended, and not yet told by `step`
         self._told_of_full_pool = False
+        self._is_closed = False
+        self._turn = threading.RLock()  # whoever takes a stream's texts may call between them
 
     @property
     def finished(self) -> bool:
@@ -45,7 +49,8 @@ class Session:
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
         """Queue a prompt; raises as `Processor.validate` does."""
-        return self._processor.add(prompt, params)
+        with self._alone():
+            return self._processor.add(prompt, params)
 
     def run(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
@@ -57,11 +62,12 @@ class Session:
         params = [copies[id(each)] for each in params]
         self._validate(prompts, params)
         requests: list[Request] = []
-        try:
-            requests += self._processor.add_list(prompts, params)
-            self._finish(requests, use_tqdm)
-        finally:
-            self._drop(requests)
+        with self._alone():
+            try:
+                requests += self._processor.add_list(prompts, params)
+                self._finish(requests, use_tqdm)
+            finally:
+                self._drop(requests)
         outputs = [request.output() for request in requests]
         _warn_of_errors(outputs)
         return outputs
@@ -96,12 +102,27 @@ class Session:
 
     def abort(self, request_id: int) -> None:
         """Drop a request and its results; an unknown one is a no-op."""
-        self._processor.abort(request_id)
+        with self._alone():
+            self._processor.abort(request_id)
         self._kept = [e for e in self._kept if e.request.request_id != request_id]
 
     def close(self) -> None:
         """Stop the engine; a second call is a no-op."""
+        self._is_closed = True
         self._engine.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse this thread while another is at work: the engine's state is nobody else's then."""
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError(
+                "another thread is using this LLM: let one thread at a time call it, with a lock "
+                "around the calls, or with all prompts in one call of generate"
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _validate(self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]) -> None:
         """Check all prompts before one is queued; of several, the error says which it was."""
@@ -135,8 +156,15 @@ class Session:
 
         Returns:
             The engine's step, and how many of the caller's requests ended in it.
+
+        Raises:
+            RuntimeError: the session is closed, or another thread is at work.
         """
-        with whole_step():
+        if self._is_closed:
+            raise RuntimeError(
+                "this LLM is closed, its unfinished requests are lost: make a new one"
+            )
+        with self._alone(), whole_step():
             step = self._engine.step()
             ended = self._processor.process(step.updates)
             self._kept += [e for e in ended if e.request.request_id not in own]
