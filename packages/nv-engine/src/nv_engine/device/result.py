@@ -71,11 +71,6 @@ class DeviceResult:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
-    @property
-    def is_ready(self) -> bool:
-        """True if `result` need not wait."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
     def result(self) -> StepResult:
         """Wait for the step and read what it drew."""
         if self._event is not None:
