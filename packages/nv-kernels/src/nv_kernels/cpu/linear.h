@@ -2,7 +2,7 @@
 //
 // The weight lies as it is stored, [N, K]. A tile is MR rows by NR weights, with a sum of sixteen
 // lanes each. The weights of a tile are read once for a block of rows, and stay in the first cache
-// for all of them; while they are multiplied, the next tile's are fetched.
+// for all of them; while they are multiplied, the next tile's are fetched into the second cache.
 #pragma once
 #include <algorithm>
 
@@ -31,7 +31,7 @@ inline void tile(const Product<T>& p, int64_t m, int64_t n, const T* next) {
     for (; k + LANES <= size; k += LANES) {
         Vec weights[NR];
         for (int j = 0; j < NR; j++) weights[j] = load(w + j * size + k);
-        for (int f = 0; f < FETCH; f++) __builtin_prefetch(next + f * size + k);
+        for (int f = 0; f < FETCH; f++) __builtin_prefetch(next + f * size + k, 0, 2);
         for (int i = 0; i < MR; i++) {
             Vec row = load(x + i * size + k);
             for (int j = 0; j < NR; j++) total[i][j] += row * weights[j];
