@@ -66,6 +66,23 @@ def test_gate(width, dtype):
 
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 16, 100, 50257])
+def test_greedy(size, dtype):
+    logits = draw(9, size, dtype=dtype)
+    logits[3] = -torch.inf
+    logits[4] = 1.5  # ties: the first
+    logits[5, size // 2] = torch.nan
+    logits[6, -1] = torch.inf
+    none = torch.zeros(9)
+    sampling = nk.SamplingTensors(none, none.long(), none + 1, none, none.long(), none.long(), True, False)
+    got = ops.sample(logits, sampling)
+    kept = [0, 1, 2, 3, 4, 6, 7, 8]  # a row with a NaN may get any token
+    assert torch.equal(got[kept], logits.argmax(-1)[kept])
+    assert 0 <= int(got[5]) < size
+
+
+@compiled
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize(("heads", "dim"), [((4, 2), 64), ((3, 1), 24), ((9, 3), 128)])
 @pytest.mark.parametrize("normed", [True, False])

@@ -145,6 +145,6 @@ def _own(layer: LayerWeights, stream: Stream, reduce: Reduce | None = None) -> P
         if layer.batch_invariant:
             return None
         return cast("Pieces", importlib.import_module("nv_kernels.triton.chain"))
-    if reduce is not None or stream.hidden.device.type != "cpu":
+    if reduce is not None or not stream.hidden.is_cpu:
         return None
     return cpu.pieces(layer, stream)

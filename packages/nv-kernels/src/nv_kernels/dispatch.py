@@ -51,6 +51,7 @@ CPU_OPS = (
     "batch_invariant_linear",
     "batch_invariant_partials",
     "qk_norm_rope_store",
+    "sample",
 )
 
 

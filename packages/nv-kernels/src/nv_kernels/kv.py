@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -35,6 +36,14 @@ class KVCache:
     def device(self) -> torch.device:
         """Where the cache lives."""
         return self.k.device
+
+    @cached_property
+    def arguments(self) -> tuple[int, ...]:
+        """Two addresses, the strides of a block, a token and a head, and the block's size."""
+        strides = self.k.stride()
+        assert self.v.stride() == strides, "keys and values lie alike"
+        assert strides[3] == 1, "a head's elements lie together"
+        return self.k.data_ptr(), self.v.data_ptr(), *strides[:3], self.k.shape[1]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.cpu.library import why_not
-from nv_kernels.cpu.ops import cache_arguments, kernel
+from nv_kernels.cpu.ops import kernel
 from nv_kernels.kv import KVLayout
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class CPUAttention:
         q = q.contiguous()
         out = torch.empty_like(q)
         call(
-            *(q.data_ptr(), *cache_arguments(kv), plan.query_start.data_ptr()),
+            *(q.data_ptr(), *kv.arguments, plan.query_start.data_ptr()),
             *(plan.context_lens.data_ptr(), plan.block_tables.data_ptr()),
             *(*plan.block_tables.shape, q.shape[1], kv.k.shape[2], q.shape[2]),
             *(scale * kv.k_scale, kv.v_scale, out.data_ptr(), q.shape[0]),

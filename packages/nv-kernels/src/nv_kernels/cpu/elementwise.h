@@ -82,6 +82,27 @@ void silu_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int thre
     }
 }
 
+// The first of each row's highest elements; 0 in a row that holds what is not a number.
+template <typename T>
+void greedy(const T* logits, int64_t* ids, int64_t num_rows, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_rows * size > WORTH_A_THREAD)
+    for (int64_t r = 0; r < num_rows; r++) {
+        const T* row = logits + r * size;
+        Vec most = splat(as_float(row[0]));
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) {
+            Vec some = load(row + i);
+            most = some > most ? some : most;
+        }
+        float highest = most[0];
+        for (int lane = 1; lane < LANES; lane++) highest = most[lane] > highest ? most[lane] : highest;
+        for (; i < size; i++) highest = as_float(row[i]) > highest ? as_float(row[i]) : highest;
+        int64_t first = 0;
+        while (first < size && as_float(row[first]) != highest) first++;
+        ids[r] = first < size ? first : 0;
+    }
+}
+
 // One layer's keys or values: element strides of a block and of a token within it, and of a head.
 template <typename T>
 struct Cache {

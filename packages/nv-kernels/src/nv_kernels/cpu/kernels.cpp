@@ -51,6 +51,13 @@ FOR_EACH_TYPE(ADD_RMS_NORM)
     }
 FOR_EACH_TYPE(SILU_AND_MUL)
 
+#define GREEDY(T, name)                                                                           \
+    void greedy_##name(const T* logits, int64_t* ids, int64_t num_rows, int64_t size,             \
+                       int threads) {                                                             \
+        greedy(logits, ids, num_rows, size, threads);                                             \
+    }
+FOR_EACH_TYPE(GREEDY)
+
 #define QK_NORM_ROPE_STORE(T, name)                                                               \
     void qk_norm_rope_store_##name(                                                               \
         const T* qkv, const T* q_weight, const T* k_weight, float eps, const int64_t* positions,  \

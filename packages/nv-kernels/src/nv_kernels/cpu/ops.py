@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nv_kernels.kv import KVCache
+    from nv_kernels.sampling import SamplingTensors
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 TILE_DIMS = 5  # of a weight in tiles: [N / 16, K / 32, 16, 16, 2]
@@ -33,6 +34,7 @@ SIGNATURES = {
     "attention_output": (*[_POINTER] * 5, _SIZE, _INT),
     "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
+    "greedy": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "qk_norm_rope_store": (
         *(_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, *_CACHE),
         *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _INT),
@@ -284,15 +286,26 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
     at_weights = [None if weight is None else weight.data_ptr() for weight in (q_weight, k_weight)]
     call(
         *(qkv.data_ptr(), *at_weights, eps, positions.data_ptr(), cos_sin.data_ptr()),
-        *(*cache_arguments(kv), slots.data_ptr(), q.data_ptr()),
+        *(*kv.arguments, slots.data_ptr(), q.data_ptr()),
         *(qkv.shape[0], num_q_heads, num_kv_heads, dim, torch.get_num_threads()),
     )
     return q
 
 
-def cache_arguments(kv: KVCache) -> tuple[int, ...]:
-    """Give a cache as kernels take it: two addresses, three strides, the block's size."""
-    strides = kv.k.stride()
-    assert kv.v.stride() == strides, "keys and values lie alike"
-    assert strides[3] == 1, "a head's elements lie together"
-    return kv.k.data_ptr(), kv.v.data_ptr(), *strides[:3], kv.k.shape[1]
+def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Draw a token for each row; where all are greedy, by one pass over the logits.
+
+    Args:
+        logits: [R, V] fp32, bf16 or fp16.
+        sampling: parameters of the R rows.
+
+    Returns:
+        Token ids [R] int64.
+    """
+    call = kernel("greedy", logits.dtype)
+    if call is None or not sampling.all_greedy:
+        return reference.sample(logits, sampling)
+    logits = logits.contiguous()
+    ids = logits.new_empty(logits.shape[0], dtype=torch.int64)  # [R]
+    call(logits.data_ptr(), ids.data_ptr(), *logits.shape, torch.get_num_threads())
+    return ids
