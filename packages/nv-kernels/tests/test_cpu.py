@@ -74,7 +74,9 @@ def test_greedy(size, dtype):
     logits[5, size // 2] = torch.nan
     logits[6, -1] = torch.inf
     none = torch.zeros(9)
-    sampling = nk.SamplingTensors(none, none.long(), none + 1, none, none.long(), none.long(), True, False)
+    sampling = nk.SamplingTensors(
+        none, none.long(), none + 1, none, none.long(), none.long(), True, False
+    )
     got = ops.sample(logits, sampling)
     kept = [0, 1, 2, 3, 4, 6, 7, 8]  # a row with a NaN may get any token
     assert torch.equal(got[kept], logits.argmax(-1)[kept])
