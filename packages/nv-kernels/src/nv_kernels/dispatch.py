@@ -50,6 +50,7 @@ CPU_OPS = (
     "linear",
     "batch_invariant_linear",
     "batch_invariant_partials",
+    "apply_rope",
     "qk_norm_rope_store",
     "sample",
 )

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nv_kernels.cpu.calls import kernel
 from nv_kernels.cpu.library import why_not
-from nv_kernels.cpu.ops import kernel
 from nv_kernels.kv import KVLayout
 
 if TYPE_CHECKING:

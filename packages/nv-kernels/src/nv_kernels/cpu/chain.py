@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.cpu.ops import is_in_tiles, kernel
+from nv_kernels.cpu.calls import kernel
+from nv_kernels.cpu.ops import is_in_tiles
 from nv_kernels.layer import Stream
 
 if TYPE_CHECKING:

@@ -135,6 +135,16 @@ inline void turn(const T* x, const T* weight, float eps, const float* angles, T*
     });
 }
 
+// x: [T, H, D] -> out, each head turned.
+template <typename T>
+void apply_rope(const T* x, const int64_t* positions, const float* cos_sin, T* out,
+                int64_t num_tokens, int64_t heads, int64_t dim, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_tokens * heads * dim > WORTH_A_THREAD)
+    for (int64_t t = 0; t < num_tokens; t++)
+        for (int64_t h = t * heads; h < (t + 1) * heads; h++)
+            turn<T>(x + h * dim, nullptr, 0.0f, cos_sin + positions[t] * dim, out + h * dim, dim);
+}
+
 // qkv: [T, (Hq + 2 Hkv) D] -> q: [T, Hq, D]; keys and values go to their slots, -1: to none.
 template <typename T>
 void qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, float eps,

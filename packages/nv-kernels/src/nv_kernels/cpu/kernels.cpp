@@ -58,6 +58,13 @@ FOR_EACH_TYPE(SILU_AND_MUL)
     }
 FOR_EACH_TYPE(GREEDY)
 
+#define APPLY_ROPE(T, name)                                                                       \
+    void apply_rope_##name(const T* x, const int64_t* positions, const float* cos_sin, T* out,    \
+                           int64_t num_tokens, int64_t heads, int64_t dim, int threads) {         \
+        apply_rope(x, positions, cos_sin, out, num_tokens, heads, dim, threads);                  \
+    }
+FOR_EACH_TYPE(APPLY_ROPE)
+
 #define QK_NORM_ROPE_STORE(T, name)                                                               \
     void qk_norm_rope_store_##name(                                                               \
         const T* qkv, const T* q_weight, const T* k_weight, float eps, const int64_t* positions,  \

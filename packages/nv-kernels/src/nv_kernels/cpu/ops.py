@@ -6,66 +6,21 @@ Each computes a token as if it were alone, so that it is bitwise the same in eve
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 
 from nv_kernels import reference
+from nv_kernels.cpu.calls import kernel
 from nv_kernels.cpu.library import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nv_kernels.kv import KVCache
     from nv_kernels.sampling import SamplingTensors
 
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 TILE_DIMS = 5  # of a weight in tiles: [N / 16, K / 32, 16, 16, 2]
 FEW_ROWS = 4  # of a bf16 product that is faster by vectors than by torch, which unpacks the weight
-
-_POINTER, _SIZE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-_CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)  # k, v, three strides, block size
-SIGNATURES = {
-    "linear": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
-    "linear_tiles": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
-    "attention_input": (*[_POINTER] * 5, _SIZE, _INT),
-    "attention_output": (*[_POINTER] * 5, _SIZE, _INT),
-    "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
-    "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
-    "greedy": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
-    "qk_norm_rope_store": (
-        *(_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, *_CACHE),
-        *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _INT),
-    ),
-    "attention": (
-        *(_POINTER, *_CACHE, _POINTER, _POINTER, _POINTER, *[_SIZE] * 5),
-        *(_FLOAT, _FLOAT, _POINTER, _SIZE, _INT),
-    ),
-}
-
-
-@cache
-def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., None] | None:
-    """Find a kernel.
-
-    Args:
-        op: a name of SIGNATURES.
-        *dtypes: of its tensors; attention's are the queries' and the cache's.
-
-    Returns:
-        A call that takes addresses and numbers, or None if there is none for these types.
-    """
-    built = library()
-    if built is None or not all(dtype in NAMES for dtype in dtypes):
-        return None
-    found = getattr(built, "_".join((op, *(NAMES[dtype] for dtype in dtypes))), None)
-    if found is None:
-        return None
-    found.argtypes, found.restype = SIGNATURES[op], None
-    call: Callable[..., None] = found
-    return call
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
@@ -185,7 +140,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """
     if weight.dim() != 1 or kernel("add_rms_norm", x.dtype) is None:
         return reference.rms_norm(x, weight, eps)
-    return add_rms_norm(x.view(-1, x.shape[-1]), None, weight, eps)[0].view(x.shape)
+    return add_rms_norm(x.reshape(-1, x.shape[-1]), None, weight, eps)[0].view(x.shape)
 
 
 def add_rms_norm(
@@ -246,6 +201,27 @@ def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     if kernel("silu_and_mul", x.dtype) is None or x.dim() != 2:
         return reference.batch_invariant_silu_and_mul(x)
     return silu_and_mul(x)
+
+
+def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    """Rotate each head's two halves by the token's angles, bitwise as `qk_norm_rope_store` does.
+
+    Args:
+        x: [T, H, D], D even.
+        positions: [T] int32 or int64.
+        cos_sin: [max_position, D] fp32, cosines (D/2) then sines (D/2).
+
+    Returns:
+        [T, H, D] in x's dtype.
+    """
+    call = kernel("apply_rope", x.dtype)
+    if call is None:
+        return reference.apply_rope(x, positions, cos_sin)
+    x, positions = x.contiguous(), positions.long()
+    out = torch.empty_like(x)
+    inputs = (x.data_ptr(), positions.data_ptr(), cos_sin.data_ptr())
+    call(*inputs, out.data_ptr(), *x.shape, torch.get_num_threads())
+    return out
 
 
 def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
