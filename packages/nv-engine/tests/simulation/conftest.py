@@ -14,3 +14,8 @@ def simulation():
     from simulated_engine import Simulation  # noqa: PLC0415  importable from here on
 
     return Simulation
+
+
+@pytest.fixture(params=[0, 1, 3])
+def depth(request):
+    return request.param

@@ -7,6 +7,7 @@ from fake_model import EOS, VOCAB, said_of, truth
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
 from nv_engine.executor.base import ModelFacts
+from nv_engine.params import SamplingParams
 from nv_engine.scheduling.sequence import draw_key
 
 
@@ -111,3 +112,16 @@ class Simulation:
         assert metrics.num_running == metrics.num_waiting == 0
         assert metrics.num_free_blocks == metrics.num_blocks, "a block leaks"
         self.engine._scheduler.blocks.check([])  # its own books
+
+
+def greedy(num_tokens):
+    return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+
+
+def prompt_of(length, first=2):
+    return [(first + 7 * position) % 29 for position in range(length)]
+
+
+def outputs(sim):
+    """Tokens of each sequence in order of arrival."""
+    return [tuple(sim.tokens[key]) for key in sorted(sim.tokens)]

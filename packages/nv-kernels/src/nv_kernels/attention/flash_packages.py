@@ -90,16 +90,7 @@ class Flash3:
 
     def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
         """See `Package`."""
-        out: torch.Tensor = self.module.flash_attn_with_kvcache(
-            q[:, None],
-            kv.k,
-            kv.v,
-            cache_seqlens=rows.context_lens,
-            page_table=rows.block_tables,
-            softmax_scale=scale,
-            causal=True,
-        )  # [N, 1, Hq, D]
-        return out[:, 0]
+        return _decode(self.module, q, kv, rows, scale, page_table=rows.block_tables)
 
     def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
         """See `Package`."""
@@ -131,16 +122,7 @@ class Flash2:
 
     def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
         """See `Package`."""
-        out: torch.Tensor = self.module.flash_attn_with_kvcache(
-            q[:, None],
-            kv.k,
-            kv.v,
-            cache_seqlens=rows.context_lens,
-            block_table=rows.block_tables,
-            softmax_scale=scale,
-            causal=True,
-        )  # [N, 1, Hq, D]
-        return out[:, 0]
+        return _decode(self.module, q, kv, rows, scale, block_table=rows.block_tables)
 
     def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
         """See `Package`."""
@@ -157,6 +139,22 @@ class Flash2:
             block_table=chunks.rows.block_tables,
         )
         return out
+
+
+def _decode(
+    module: Any,  # noqa: ANN401  a package that may not be there
+    q: torch.Tensor,
+    kv: KVCache,
+    rows: Rows,
+    scale: float,
+    **tables: torch.Tensor,
+) -> torch.Tensor:
+    """Attend one query a sequence; the versions differ in the tables' name alone."""
+    lens = rows.context_lens
+    out: torch.Tensor = module.flash_attn_with_kvcache(
+        q[:, None], kv.k, kv.v, cache_seqlens=lens, softmax_scale=scale, causal=True, **tables
+    )  # [N, 1, Hq, D]
+    return out[:, 0]
 
 
 def _check_heads(shape: AttentionShape) -> None:

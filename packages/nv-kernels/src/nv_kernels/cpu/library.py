@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,12 +20,9 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
 COMPILERS = ("c++", "g++", "clang++")
-SECONDS = 120  # for the compiler; it takes 3
-
-logger = logging.getLogger(__name__)
+SECONDS = 120  # for the compiler
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """Compile the kernels, if this machine never did, and load them.
 
@@ -36,10 +33,7 @@ def library() -> ctypes.CDLL | None:
         The library, or None where it cannot be made; `why_not` then says why.
     """
     found = _load()
-    if isinstance(found, str):
-        logger.info("the CPU's kernels are not used: %s", found)
-        return None
-    return found
+    return None if isinstance(found, str) else found
 
 
 def why_not() -> str:
@@ -50,9 +44,9 @@ def why_not() -> str:
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    compiler = _compiler()
-    if compiler is None:
-        return "no C++ compiler was found; install g++, or set CXX"
+    compiler = find_compiler()
+    if not compiler:
+        return f"{os.environ.get('CXX') or 'a C++ compiler'} was not found; install g++, or set CXX"
     folder = _folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,14 +55,16 @@ def _load() -> ctypes.CDLL | str:
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
-        return f"{compiler} failed: {error.stderr.strip()[-500:]}"
+        return f"{' '.join(compiler)} failed: {error.stderr.strip()[-500:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{compiler} in {folder}: {error}"
+        return f"{' '.join(compiler)} in {folder}: {error}"
 
 
-def _compiler() -> str | None:
+def find_compiler() -> list[str]:
+    """The compiler's command, `$CXX` with its arguments if that is set; empty if there is none."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
-    return next((path for name in names if (path := shutil.which(name))), None)
+    commands = (shlex.split(name) for name in names)
+    return next((command for command in commands if shutil.which(command[0])), [])
 
 
 def _folder() -> Path:
@@ -76,7 +72,7 @@ def _folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "nv" / "kernels"
 
 
-def _fingerprint(compiler: str) -> str:
+def _fingerprint(compiler: list[str]) -> str:
     """Name sources, compiler and processor: a cache may be shared by unlike machines."""
     digest = hashlib.sha256(repr((FLAGS, compiler, platform.machine(), _processor())).encode())
     for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
@@ -94,10 +90,10 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: list[str], path: Path) -> None:
     """Compile beside the target and move it there at once: others may be doing the same."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
-        command = [compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(made)]
+        command = [*compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
         made.replace(path)
