@@ -19,12 +19,14 @@ def main(
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--disable-custom-all-reduce", action="store_true", help="NCCL sums all")
     parser.add_argument("--save")
     args = parser.parse_args()
 
     options = {} if args.kv_cache_dtype == "auto" else {"kv_cache_dtype": args.kv_cache_dtype}
     if args.tensor_parallel_size > 1:
         options["tensor_parallel_size"] = args.tensor_parallel_size
+        options["disable_custom_all_reduce"] = args.disable_custom_all_reduce
     kv_bytes = 2 if args.kv_cache_dtype == "auto" else 1
     max_len = args.prompt_len + args.output_len + 64
     bandwidth, flops = read_ceiling(), matmul_ceiling()  # while the card is empty
@@ -59,6 +61,7 @@ def main(
         "batch": args.batch,
         "kv_cache_dtype": args.kv_cache_dtype,
         "tensor_parallel_size": args.tensor_parallel_size,
+        "disable_custom_all_reduce": args.disable_custom_all_reduce,
         "prompt_len": args.prompt_len,
         "output_len": args.output_len,
         "first_token_ms": round(sorted(first[2:])[args.repeats // 2] * 1e3, 3),

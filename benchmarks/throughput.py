@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("--num-seqs", type=int, default=256)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--disable-custom-all-reduce", action="store_true", help="NCCL sums all")
     parser.add_argument("--deterministic", action="store_true", help="nv's deterministic mode")
     parser.add_argument("--profile", action="store_true", help="print where a run's time goes")
     parser.add_argument("--save", help="write the JSON to this file too")
@@ -27,6 +28,7 @@ def main() -> None:
         options["deterministic"] = True
     if args.tensor_parallel_size > 1:
         options["tensor_parallel_size"] = args.tensor_parallel_size
+        options["disable_custom_all_reduce"] = args.disable_custom_all_reduce
     bandwidth, flops = read_ceiling(), matmul_ceiling()  # while the card is empty
     run = ENGINES[args.engine](str(model_folder(args.model)), **options)
     work = reference_workload(args.num_seqs)
@@ -38,6 +40,7 @@ def main() -> None:
         "kv_cache_dtype": args.kv_cache_dtype,
         "deterministic": args.deterministic,
         "tensor_parallel_size": args.tensor_parallel_size,
+        "disable_custom_all_reduce": args.disable_custom_all_reduce,
         "seconds": round(seconds, 3),
         "output_tokens_per_second": round(work.num_output_tokens / seconds),
     }

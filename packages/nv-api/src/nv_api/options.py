@@ -37,7 +37,6 @@ NO_DIFFERENCE = frozenset(
         "cuda_graph_sizes",
         "disable_async_output_proc",
         "disable_cascade_attn",
-        "disable_custom_all_reduce",
         "disable_log_requests",
         "disable_log_stats",
         "enable_chunked_prefill",

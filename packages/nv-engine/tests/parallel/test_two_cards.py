@@ -66,13 +66,11 @@ def test_sums_inside_the_norm_are_the_library_s(checkpoint):
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True}], ids=["graphs", "eager"])
 def test_sums_inside_the_norm_leave_log_probabilities_as_they_are(checkpoint, options):
     """Against sums that the library makes, within bf16's rounding."""
-    settings = {"kvcache_block_size": 64, "max_num_seqs": 8, "num_kvcache_blocks": 60} | options
-    config = EngineConfig(
-        model=str(checkpoint), dtype="bfloat16", tensor_parallel_size=2, **settings
-    )
+    settings = dict(options)
     found = []
-    for peer_rows in (0, 256):
-        engine = Engine(config, ProcessExecutor(config, peer_rows=peer_rows))
+    for disabled in (True, False):
+        settings["disable_custom_all_reduce"] = disabled
+        engine = start(checkpoint, dtype="bfloat16", tensor_parallel_size=2, **settings)
         first_logprobs(engine)
         found.append(first_logprobs(engine))  # from a graph, where there are graphs
         engine.close()

@@ -16,6 +16,12 @@ from nv_engine.executor.ranked import Patience, RankedExecutor, located
 from nv_engine.executor.ranks import Ranks
 from nv_engine.executor.spawn import SpawnedRank
 
+PEER_ROWS = 256
+"""Most tokens of a step whose sums go through memory that the cards write into each other.
+
+NCCL does longer ones, for it has more bandwidth: it shares out the parts that here every rank reads.
+"""
+
 
 class ProcessExecutor(RankedExecutor):
     """Runs batches on `tensor_parallel_size` ranks of this host."""
@@ -25,7 +31,6 @@ class ProcessExecutor(RankedExecutor):
         config: EngineConfig,
         make_worker: MakeWorker = Worker,
         patience: Patience | None = None,
-        peer_rows: int = 0,
     ) -> None:
         """Start the ranks and load the model.
 
@@ -33,10 +38,6 @@ class ProcessExecutor(RankedExecutor):
             config: the options.
             make_worker: makes a rank's worker, in the rank's process, which imports it by name.
             patience: when a rank that lives, and does not answer, is given up.
-            peer_rows: most tokens of a step whose sums over the ranks go through memory that the
-                cards write into each other, where they can; NCCL does the rest, for it has more
-                bandwidth: every rank reads every part, where NCCL shares out. 256 is meant; it is
-                0, and NCCL does all, until that has run on two cards.
 
         Raises:
             ValueError: the ranks do not divide the model, or there are too few cards; no process
@@ -57,7 +58,7 @@ class ProcessExecutor(RankedExecutor):
                 address,
                 num_threads,
                 make_worker,
-                peer_rows=peer_rows,
+                peer_rows=0 if config.disable_custom_all_reduce else PEER_ROWS,
                 answers=rank == 0,
             )
             for rank in range(size)

@@ -76,7 +76,7 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
     store = store or distributed.find_store(*spec.store)
     group = distributed.join(store, spec.rank, spec.size, device, spec.host)
     parallel = TensorParallel(spec.rank, spec.size, group)
-    if spec.peer_rows:
+    if spec.peer_rows and device.type == "cuda":
         width = ModelConfig.from_path(Path(spec.config.model)).hidden_size
         peers = distributed.open_peers(store, parallel, device, spec.peer_rows, width)
         parallel = replace(parallel, peers=peers)
