@@ -12,6 +12,7 @@ import nv_kernels as nk
 import torch
 import torch.multiprocessing as mp
 from nv_engine.device import distributed
+from nv_engine.device.peers import open_peers
 from nv_models import TensorParallel
 from report import report
 
@@ -85,7 +86,7 @@ def run_rank(rank: int, size: int, port: int, args: argparse.Namespace) -> None:
     torch.cuda.set_device(device)
     store = distributed.find_store(distributed.LOOPBACK, port)
     parallel = TensorParallel(rank, size, distributed.join(store, rank, size, device))
-    peers = distributed.open_peers(store, parallel, device, max(ROWS), args.width)
+    peers = open_peers(store, parallel, device, max(ROWS), args.width)
     parallel = TensorParallel(rank, size, parallel.group, peers)
     rows = [measure(parallel, each, args, device) for each in ROWS]
     torch.cuda.synchronize()

@@ -93,13 +93,13 @@ def load_kernels(parts, residual, weight, ranks):
     if INTERPRETING:
         return
     for part, peers in zip(parts, ranks, strict=True):
-        peers.buffers[peers.rank].zero_()  # as if all had arrived
+        peers.own.zero_()  # as if all had arrived
         torch.cuda.synchronize()
         with torch.cuda.stream(stream_of(peers.rank)):
             all_reduce.all_reduce_add_rms_norm(part, residual, weight, EPS, peers)
         torch.cuda.synchronize()
     for peers in ranks:
-        peers.buffers[peers.rank].fill_(nk.PeerBuffers.EMPTY)
+        peers.own.fill_(nk.PeerBuffers.EMPTY)
         peers.counts.zero_()
     torch.cuda.synchronize()
 
@@ -256,7 +256,7 @@ def warm_layer(half, attended, hidden, peers):
     """Load the kernels of a rank while nobody waits."""
     if INTERPRETING:
         return
-    peers.buffers[peers.rank].zero_()
+    peers.own.zero_()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream_of(peers.rank)):
         fast_layer(half, attended.contiguous(), hidden, peers)

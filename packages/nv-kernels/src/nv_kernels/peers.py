@@ -6,8 +6,8 @@ the ranks does. Never computes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -33,40 +33,45 @@ class PeerBuffers:
 
     Attributes:
         rank: this one.
-        buffers: [2, size, max_rows, E / 2] int32 each, in order of rank: slot, whose part, row, and
-            words of two 16-bit values (of columns i and i + E / 2). EMPTY at the start.
-        addresses: [size] int64, where this rank's device finds them.
+        own: this rank's buffer, [2, size, max_rows, E / 2] int32: slot, whose part, row, and words
+            of two 16-bit values (of columns i and i + E / 2). EMPTY at the start.
+        addresses: [size] int64, where this rank's device finds everybody's, in order of rank.
         counts: [max_rows] int32, how many sums each row has taken part in; the device counts, so
             that a captured graph can be replayed.
-        owner: what keeps the memory, if the buffers do not.
+        buffers: of all ranks as tensors, which only the definition in torch needs; empty where
+            the others' are another process's.
     """
 
     EMPTY: ClassVar[int] = EMPTY
 
     rank: int
-    buffers: tuple[torch.Tensor, ...]
+    own: torch.Tensor
     addresses: torch.Tensor
     counts: torch.Tensor
-    owner: Any = field(default=None, repr=False)
+    buffers: tuple[torch.Tensor, ...] = field(default=(), repr=False)
 
     @classmethod
-    def over(cls, rank: int, buffers: Sequence[torch.Tensor], owner: Any = None) -> PeerBuffers:  # noqa: ANN401
+    def at(cls, rank: int, own: torch.Tensor, addresses: Sequence[int]) -> PeerBuffers:
         """Make the record of one rank, with nothing counted yet.
 
         Args:
             rank: this one.
-            buffers: of all ranks, as this one sees them.
-            owner: what keeps the memory.
+            own: its buffer, empty.
+            addresses: of all ranks' buffers, as its device finds them.
         """
-        own = buffers[rank]
-        addresses = torch.tensor([buffer.data_ptr() for buffer in buffers], dtype=torch.int64)
         counts = torch.zeros(own.shape[2], dtype=torch.int32, device=own.device)
-        return cls(rank, tuple(buffers), addresses.to(own.device), counts, owner)
+        return cls(rank, own, torch.tensor(addresses, dtype=torch.int64).to(own.device), counts)
+
+    @classmethod
+    def over(cls, rank: int, buffers: Sequence[torch.Tensor]) -> PeerBuffers:
+        """As `at`, where this process has all ranks' buffers."""
+        one = cls.at(rank, buffers[rank], [buffer.data_ptr() for buffer in buffers])
+        return replace(one, buffers=tuple(buffers))
 
     @property
     def size(self) -> int:
         """How many ranks there are."""
-        return len(self.buffers)
+        return self.own.shape[1]
 
     @property
     def max_rows(self) -> int:
@@ -76,7 +81,7 @@ class PeerBuffers:
     @property
     def width(self) -> int:
         """E: columns of a sum."""
-        return 2 * self.buffers[self.rank].shape[3]
+        return 2 * self.own.shape[3]
 
     def serve(self, x: torch.Tensor) -> bool:
         """True if a sum of the shape and dtype of x [T, E] can go through the buffers."""

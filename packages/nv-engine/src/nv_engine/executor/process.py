@@ -19,7 +19,7 @@ from nv_engine.executor.spawn import SpawnedRank
 PEER_ROWS = 256
 """Most tokens of a step whose sums go through memory that the cards write into each other.
 
-NCCL does longer ones, for it has more bandwidth: it shares out the parts that here every rank reads.
+NCCL does longer ones, for it has more bandwidth: it shares out what here every rank reads.
 """
 
 

@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import Store
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
 from nv_engine.device import distributed
+from nv_engine.device.peers import open_peers
 from nv_engine.device.worker import choose_device
 from nv_engine.executor.base import ModelFacts, Pending, RankWorker, facts_of
 
@@ -78,7 +79,7 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
     parallel = TensorParallel(spec.rank, spec.size, group)
     if spec.peer_rows and device.type == "cuda":
         width = ModelConfig.from_path(Path(spec.config.model)).hidden_size
-        peers = distributed.open_peers(store, parallel, device, spec.peer_rows, width)
+        peers = open_peers(store, parallel, device, spec.peer_rows, width)
         parallel = replace(parallel, peers=peers)
     return spec.make_worker(spec.config, parallel)
 

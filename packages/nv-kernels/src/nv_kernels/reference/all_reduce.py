@@ -35,7 +35,7 @@ def all_reduce_add_rms_norm(
         residual: [T, E], or None where the sum starts the stream. Left as it is.
         weight: [E] of a 16-bit dtype.
         eps: added to the mean square.
-        peers: the ranks' buffers, T rows of E at least.
+        peers: the ranks' buffers, as tensors; T rows of E at least.
 
     Returns:
         The normalised sum [T, E] and the sum itself [T, E], as add_rms_norm of the parts' sum.
@@ -48,7 +48,7 @@ def all_reduce_add_rms_norm(
     for other, buffer in enumerate(peers.buffers):
         if other != peers.rank:
             buffer[slots, peers.rank, rows] = words
-    own, total = peers.buffers[peers.rank], None
+    own, total = peers.own, None
     for source in range(peers.size):
         if source == peers.rank:
             part = words
