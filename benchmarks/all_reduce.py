@@ -13,10 +13,11 @@ import torch
 import torch.multiprocessing as mp
 from nv_engine.device import distributed
 from nv_engine.device.peers import open_peers
+from nv_engine.executor.process import PAIR_ROWS
 from nv_models import TensorParallel
 from report import report
 
-ROWS = (1, 16, 64, 256)
+ROWS = (1, 16, 64, 256, 1024, 16384)
 NUM_SUMS = 64
 NUM_PARTIALS = 4
 EPS = 1e-6
@@ -86,7 +87,7 @@ def run_rank(rank: int, size: int, port: int, args: argparse.Namespace) -> None:
     torch.cuda.set_device(device)
     store = distributed.find_store(distributed.LOOPBACK, port)
     parallel = TensorParallel(rank, size, distributed.join(store, rank, size, device))
-    peers = open_peers(store, parallel, device, max(ROWS), args.width)
+    peers = open_peers(store, parallel, device, PAIR_ROWS, args.width)
     parallel = TensorParallel(rank, size, parallel.group, peers)
     rows = [measure(parallel, each, args, device) for each in ROWS]
     torch.cuda.synchronize()

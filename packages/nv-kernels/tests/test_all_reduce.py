@@ -122,7 +122,7 @@ def test_under_the_interpreter():
 def test_definition_is_the_norm_of_the_sum(size):
     """Rows of several calls overlap, and each goes on from where it was."""
     ranks, weight = peers_of(size, 32, "cpu", 8), draw(32, seed=9, device="cpu")
-    for step, num_rows in enumerate((3, 8, 1, 5, 5, 0)):
+    for step, num_rows in enumerate((3, 8, 1, 5, 5, 0, 19)):
         parts = [draw(num_rows, 32, seed=10 * step + rank, device="cpu") for rank in range(size)]
         parts[0] = parts[0][None].float()  # partials on one of them
         residual = draw(num_rows, 32, seed=100 + step, device="cpu") if step % 2 else None
@@ -134,7 +134,7 @@ def test_definition_is_the_norm_of_the_sum(size):
         for rank_out, rank_total in in_threads(calls):
             assert torch.equal(rank_total, total)
             assert torch.equal(rank_out, out)
-    assert ranks[0].counts.tolist() == [5, 4, 4, 3, 3, 1, 1, 1]
+    assert ranks[0].counts.tolist() == [8, 7, 7, 5, 5, 3, 3, 3]  # the last sum takes three turns
     assert all((buffer == nk.PeerBuffers.EMPTY).all() for buffer in ranks[0].buffers)
 
 
@@ -148,7 +148,9 @@ def test_a_part_that_looks_empty_arrives_as_nan():
 
 @outer_only
 def test_which_sums_are_left_to_the_norm():
-    peers = peers_of(2, 64, "cpu", 4)[0]
+    pair, peers = peers_of(2, 64, "cpu", 4)[0], peers_of(3, 64, "cpu", 4)[0]
+    rows = torch.ones(5, 64, dtype=torch.bfloat16)
+    assert nk.RankSum(lambda x: x, pair).peers_for(rows) is pair
     reduce = nk.RankSum(lambda x: x + 1, peers)
     assert reduce.peers_for(torch.ones(4, 64, dtype=torch.bfloat16)) is peers
     for x in (
@@ -167,7 +169,7 @@ def test_which_sums_are_left_to_the_norm():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_kernel(size, rank_of_kernel, width, dtype):
     ranks, weight = peers_of(size, width), draw(width, dtype=dtype, seed=9)
-    heights = (1, 3, 2, 2, 8) if INTERPRETING else (1, 16, 5, 40, 40, 2)  # on one card at once
+    heights = (1, 3, 2, 2, 8, 11) if INTERPRETING else (1, 16, 5, 40, 40, 2)  # on one card at once
     load_kernels([draw(1, width, dtype=dtype)] * size, None, weight, ranks)
     load_kernels([draw(3, 1, width, dtype=torch.float32)] * size, None, weight, ranks)
     load_kernels([draw(1, width, dtype=dtype)] * size, draw(1, width, dtype=dtype), weight, ranks)
@@ -274,7 +276,12 @@ def test_compiles_ahead_of_time(capability, size, width, partials):
     block, warps = all_reduce._tile(width)
     pointers = ("x", "residual", "weight", "out", "total", "addresses", "counts")
     types = dict.fromkeys(pointers, "*bf16") | {"addresses": "*i64", "counts": "*i32"}
-    types |= {"x": "*fp32" if partials > 1 else "*bf16", "num_rows": "i32", "eps": "fp32"}
+    types |= {
+        "x": "*fp32" if partials > 1 else "*bf16",
+        "num_rows": "i32",
+        "first_row": "i32",
+        "eps": "fp32",
+    }
     compiled = compile_for(
         all_reduce.all_reduce_add_rms_norm_kernel,
         types,

@@ -122,7 +122,7 @@ class Summing(Echo):
     and how many rows one of the cards has summed.
     """
 
-    heights = (1, 7, 256, 64, 16, 256)
+    heights = (1, 7, 256, 64, 16, 256, 2500)
     num_replays = 3
 
     def __init__(self, config, parallel):

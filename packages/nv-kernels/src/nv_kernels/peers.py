@@ -75,7 +75,7 @@ class PeerBuffers:
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a sum."""
+        """Rows that a sum has at once; those of longer ones take turns."""
         return self.counts.shape[0]
 
     @property
@@ -84,8 +84,13 @@ class PeerBuffers:
         return 2 * self.own.shape[3]
 
     def serve(self, x: torch.Tensor) -> bool:
-        """True if a sum of the shape and dtype of x [T, E] can go through the buffers."""
-        return x.dtype in DTYPES and x.shape[0] <= self.max_rows and x.shape[1] == self.width
+        """True if a sum like x [T, E] can go through the buffers, and should.
+
+        Every rank reads every part whole. Between two ranks no way moves less; between more, one
+        that shares the parts out does, and many rows are left to it.
+        """
+        fits = self.size == 2 or x.shape[0] <= self.max_rows
+        return fits and x.dtype in DTYPES and x.shape[1] == self.width
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class DecoderBody(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
-        stream = nk.Stream(self.embed_tokens(token_ids))  # [T, E], nothing pending
+        stream = self.embed_tokens(token_ids)
         for layer, kv in zip(self.layers, context.kv_caches, strict=True):
             stream = layer(stream, self.cos_sin, kv, context)
         return nk.normalise(stream, self.norm.weight, self.norm.eps)[0]

@@ -116,4 +116,4 @@ class TensorParallel:
             return x
         parts = x.new_empty((self.size, *x.shape))
         dist.all_gather_into_tensor(parts.view(-1), x.contiguous().view(-1), group=self.group)
-        return parts.movedim(0, -2).flatten(-2)
+        return torch.cat(parts.unbind(), -1)

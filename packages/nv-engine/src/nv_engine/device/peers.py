@@ -65,11 +65,13 @@ def _addresses(store: Store, parallel: TensorParallel, own: torch.Tensor) -> lis
     try:
         offered = _offer(own.data_ptr())
     except OSError:
-        store.set(str(parallel.rank), b"")  # nobody waits for it
+        store.set(str(parallel.rank), "")  # nobody waits for it
         raise
-    store.set(str(parallel.rank), offered)
+    store.set(str(parallel.rank), offered.hex())
     return [
-        own.data_ptr() if rank == parallel.rank else _open(store.get(str(rank)))
+        own.data_ptr()
+        if rank == parallel.rank
+        else _open(bytes.fromhex(store.get(str(rank)).decode()))
         for rank in range(parallel.size)
     ]
 

@@ -19,8 +19,10 @@ from nv_engine.executor.spawn import SpawnedRank
 PEER_ROWS = 256
 """Most tokens of a step whose sums go through memory that the cards write into each other.
 
-NCCL does longer ones, for it has more bandwidth: it shares out what here every rank reads.
+NCCL does longer ones, for it has more bandwidth: it shares out what here every rank reads. Between
+two ranks it has not, and all sums go there, PAIR_ROWS at a time.
 """
+PAIR_ROWS = 1024
 
 
 class ProcessExecutor(RankedExecutor):
@@ -47,6 +49,7 @@ class ProcessExecutor(RankedExecutor):
         """
         config = _with_cards(located(config))
         size = config.tensor_parallel_size
+        peer_rows = PAIR_ROWS if size == 2 else PEER_ROWS
         num_threads = max(1, torch.get_num_threads() // size)
         self._store = distributed.open_store()  # where the ranks meet
         address = (distributed.LOOPBACK, self._store.port)
@@ -58,7 +61,7 @@ class ProcessExecutor(RankedExecutor):
                 address,
                 num_threads,
                 make_worker,
-                peer_rows=0 if config.disable_custom_all_reduce else PEER_ROWS,
+                peer_rows=0 if config.disable_custom_all_reduce else peer_rows,
                 answers=rank == 0,
             )
             for rank in range(size)

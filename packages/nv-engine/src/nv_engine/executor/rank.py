@@ -45,8 +45,8 @@ class RankSpec(NamedTuple):
     host: str = distributed.LOOPBACK
     """This rank's machine, as the other ranks reach it."""
     peer_rows: int = 0
-    """Most rows of a sum that goes through memory which the ranks' cards write into each other; 0
-    is for ranks that are not on one host, or not to use it."""
+    """Rows at once of a sum through memory which the ranks' cards write into each other; 0 is for
+    ranks that are not on one host, or not to use it."""
     answers: bool = False
     """True if this rank's results are wanted (every rank draws the same tokens)."""
 

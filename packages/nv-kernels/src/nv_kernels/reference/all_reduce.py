@@ -27,7 +27,7 @@ def all_reduce_add_rms_norm(
     """Sum a layer's output over the ranks, add it to the residual stream, and normalise.
 
     Every rank calls it, with the same T; it ends when all have. One-shot: each rank sums all parts
-    itself, which is for few rows.
+    itself, which is for few rows or two ranks.
 
     Args:
         x: this rank's part: [T, E], or [P, T, E] split-K partials, which are summed in fp32 first.
@@ -35,32 +35,39 @@ def all_reduce_add_rms_norm(
         residual: [T, E], or None where the sum starts the stream. Left as it is.
         weight: [E] of a 16-bit dtype.
         eps: added to the mean square.
-        peers: the ranks' buffers, as tensors; T rows of E at least.
+        peers: the ranks' buffers, as tensors.
 
     Returns:
         The normalised sum [T, E] and the sum itself [T, E], as add_rms_norm of the parts' sum.
     """
     if x.dim() == 3:
         x = x.sum(0, dtype=torch.float32)
-    words = _pack(x.to(weight.dtype))  # [T, E / 2]
+    x = x.to(weight.dtype)
+    turns = [_sum(part, peers) for part in torch.split(x, peers.max_rows)]
+    return add_rms_norm(torch.cat(turns), residual, weight, eps)
+
+
+def _sum(x: torch.Tensor, peers: PeerBuffers) -> torch.Tensor:
+    """[T, E], at most max_rows of them, over the ranks in their order."""
+    words = _pack(x)  # [T, E / 2]
     rows = torch.arange(len(words), device=x.device)
     slots = (peers.counts[: len(words)] & 1).long()
     for other, buffer in enumerate(peers.buffers):
         if other != peers.rank:
             buffer[slots, peers.rank, rows] = words
-    own, total = peers.own, None
+    total = None
     for source in range(peers.size):
         if source == peers.rank:
             part = words
         else:
-            while ((part := own[slots, source, rows]) == EMPTY).any():
+            while ((part := peers.own[slots, source, rows]) == EMPTY).any():
                 pass
-            own[slots, source, rows] = EMPTY
-        values = _unpack(part, weight.dtype).float()  # [T, E]
+            peers.own[slots, source, rows] = EMPTY
+        values = _unpack(part, x.dtype).float()  # [T, E]
         total = values if total is None else total + values
     assert total is not None, "there is a rank"
     peers.counts[: len(words)] += 1
-    return add_rms_norm(total.to(weight.dtype), residual, weight, eps)
+    return total.to(x.dtype)
 
 
 def _pack(values: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ def _arrived(place, mask):
     return words
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "first_row"])
 def all_reduce_add_rms_norm_kernel(
     x,
     residual,
@@ -80,6 +80,7 @@ def all_reduce_add_rms_norm_kernel(
     addresses,
     counts,
     num_rows,
+    first_row,
     eps,
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
@@ -92,27 +93,29 @@ def all_reduce_add_rms_norm_kernel(
 ):
     """Sum one row over the ranks in their order, add the residual, store the total, normalise it.
 
+    Program i has row first_row + i of the tensors and row i of the buffers.
     BLOCK is a power of two of at least E / 2: a program holds the row as two halves.
     """
     if PDL:
         gdc_launch()
     dtype: tl.constexpr = out.dtype.element_ty
     half: tl.constexpr = E // 2
-    row = tl.program_id(0)
+    place_row = tl.program_id(0)
+    row = first_row + place_row
     cols = tl.arange(0, BLOCK)
     mask = cols < half
     low_scale = tl.load(weight + cols, mask=mask, other=0.0).to(tl.float32)
     high_scale = tl.load(weight + half + cols, mask=mask, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    count = tl.load(counts + row)
+    count = tl.load(counts + place_row)
     low_at = row.to(tl.int64) * E + cols
     high_at = low_at + half
     own_low = _half(x, num_rows, low_at, mask, E, PARTIALS, dtype)
     own_high = _half(x, num_rows, high_at, mask, E, PARTIALS, dtype)
     own = _bits(own_low) | (_bits(own_high) << 16)
     own = tl.where(own == EMPTY, WRITTEN_NAN, own)
-    slot = (count & 1) * (SIZE * MAX_ROWS * half) + row * half + cols
+    slot = (count & 1) * (SIZE * MAX_ROWS * half) + place_row * half + cols
     for other in tl.static_range(SIZE):
         if other != RANK:
             place = _buffer(addresses, other) + RANK * MAX_ROWS * half + slot
@@ -142,7 +145,7 @@ def all_reduce_add_rms_norm_kernel(
     high = (high * inverse).to(dtype).to(tl.float32) * high_scale
     tl.store(out + low_at, low.to(dtype), mask=mask)
     tl.store(out + high_at, high.to(dtype), mask=mask)
-    tl.store(counts + row, count + 1)
+    tl.store(counts + place_row, count + 1)
 
 
 def all_reduce_add_rms_norm(
@@ -159,7 +162,7 @@ def all_reduce_add_rms_norm(
         residual: [T, E], or None where the sum starts the stream. Left as it is.
         weight: [E] of a 16-bit dtype.
         eps: added to the mean square.
-        peers: the ranks' buffers.
+        peers: the ranks' buffers; more rows than they have go through them in turns.
 
     Returns:
         The normalised sum [T, E] and the sum itself [T, E], both in weight's dtype.
@@ -168,13 +171,14 @@ def all_reduce_add_rms_norm(
     num_rows, width = x.shape[-2:]
     out = torch.empty(num_rows, width, dtype=weight.dtype, device=x.device)
     total = torch.empty_like(out)
-    assert peers.serve(out), "the caller asks first"
-    if num_rows:
-        block, warps = _tile(width)
-        all_reduce_add_rms_norm_kernel[(num_rows,)](
-            x, x if residual is None else residual.contiguous(), weight, out, total,
-            peers.addresses, peers.counts, num_rows, eps, peers.rank, peers.size, peers.max_rows,
-            width, block, x.shape[0] if x.dim() == 3 else 1, residual is not None,
+    assert width == peers.width and out.dtype in records.DTYPES, "the caller asks first"
+    block, warps = _tile(width)
+    stream = x if residual is None else residual.contiguous()
+    for first in range(0, num_rows, peers.max_rows):
+        all_reduce_add_rms_norm_kernel[(min(peers.max_rows, num_rows - first),)](
+            x, stream, weight, out, total, peers.addresses, peers.counts, num_rows, first, eps,
+            peers.rank, peers.size, peers.max_rows, width, block,
+            x.shape[0] if x.dim() == 3 else 1, residual is not None,
             num_warps=warps, maxnreg=MAX_REGISTERS, **dependent_launch(x),
         )  # fmt: skip
     return out, total

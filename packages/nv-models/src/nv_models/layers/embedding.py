@@ -20,20 +20,27 @@ class Vocabulary(nn.Module):
         super().__init__()
         self.vocab_size = vocab_size
         self.parallel = placement.parallel
+        self.reduce = self.parallel.layer_sum(placement.batch_invariant)
         self.product = nk.batch_invariant_linear if placement.batch_invariant else nk.linear
         self.kept = self.parallel.split_vocabulary(vocab_size)
         rows = self.parallel.vocabulary_rows(vocab_size)
         self.weight = placement.zeros(rows, hidden_size)  # [V of this rank, E]
         self.head_weight: torch.Tensor | None = None  # the same, packed for the head's product
 
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Ids [T] -> hidden states [T, E]; a rank contributes zeros for the ids of others."""
-        if self.parallel.size == 1:
-            return nk.embedding(token_ids, self.weight)
+    def forward(self, token_ids: torch.Tensor) -> nk.Stream:
+        """Ids [T] -> the start of the residual stream [T, E].
+
+        A rank contributes zeros for the ids of others, and the sum may be left to the first norm.
+        """
+        if self.reduce is None:
+            return nk.Stream(nk.embedding(token_ids, self.weight))
         rows = token_ids - self.kept.start  # [T]
         own = (rows >= 0) & (rows < len(self.kept))
         x = nk.embedding(torch.where(own, rows, 0), self.weight) * own[:, None]
-        return self.parallel.all_reduce(x)
+        peers = self.reduce.peers_for(x)
+        return (
+            nk.Stream(self.reduce(x)) if peers is None else nk.Stream(torch.zeros_like(x), x, peers)
+        )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, E] -> logits [R, V] on every rank, without the padding."""
