@@ -171,7 +171,8 @@ def all_reduce_add_rms_norm(
     num_rows, width = x.shape[-2:]
     out = torch.empty(num_rows, width, dtype=weight.dtype, device=x.device)
     total = torch.empty_like(out)
-    assert width == peers.width and out.dtype in records.DTYPES, "the caller asks first"
+    assert width == peers.width, "the caller asks first"
+    assert out.dtype in records.DTYPES, "the caller asks first"
     block, warps = _tile(width)
     stream = x if residual is None else residual.contiguous()
     for first in range(0, num_rows, peers.max_rows):
