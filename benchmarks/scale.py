@@ -27,6 +27,7 @@ def measured(benchmark: str, key: str, replica: Replica) -> float | None:
             and found.get("model") == replica.model
             and found.get("kv_cache_dtype") == "auto"
             and found.get("tensor_parallel_size", 1) == replica.ranks
+            and not found.get("disable_custom_all_reduce", False)
             and replica.card.name in found["machine"]
         )
         if same:

@@ -34,6 +34,17 @@ LAYER_EXTRA = ((1, 6.4e-6), (8, 11.2e-6), (64, 15.5e-6), (256, 25.9e-6))
 ALL_REDUCE = ((2 << 10, 7.1e-6), (8 << 10, 8.0e-6), (64 << 10, 8.6e-6), (256 << 10, 10.1e-6))
 ALL_REDUCE_2 = (*ALL_REDUCE, (2048 << 10, 29e-6))
 """Bytes and seconds of a sum over two ranks, NCCL in a CUDA graph [M]."""
+IN_NORM = (
+    (8 << 10, 1.8e-6),
+    (128 << 10, 1.9e-6),
+    (512 << 10, 3.2e-6),
+    (2 << 20, 7.1e-6),
+    (8 << 20, 20.7e-6),
+    (128 << 20, 304e-6),
+)
+"""Bytes, and seconds beyond the norm's own, of a sum over two ranks inside the norm (two H200s;
+h200/all_reduce.json) [M]."""
+IN_NORM_ROWS = 256  # with more than two ranks, NCCL sums more rows
 HOP = {1: 0.0, 2: 1.0, 4: 1.3, 8: 1.7}  # a sum's latency on more ranks, against two [E]
 LINK = 300e9  # bytes a second of a large sum over NVLink [E]
 MEMORY_SHARE = 0.9
@@ -92,8 +103,17 @@ class Replica:
         free = MEMORY_SHARE * self.card.memory - OVERHEAD - self.resident_bytes / self.ranks
         return int(free / self.kv_token_bytes)
 
+    def layer_sum(self, tokens: int) -> float:
+        """Seconds of one of a layer's two sums over the ranks, beyond the norm's own."""
+        num_bytes = tokens * self.shape[1] * 2
+        if self.ranks > 2 and tokens > IN_NORM_ROWS:
+            return self.all_reduce(num_bytes)
+        sent = (self.ranks - 1) * num_bytes  # to each other rank, all of it [E beyond two]
+        last_bytes, last = IN_NORM[-1]
+        return between(IN_NORM, sent) + max(sent - last_bytes, 0) * last / last_bytes
+
     def all_reduce(self, num_bytes: float) -> float:
-        """Seconds of one sum over the ranks."""
+        """Seconds of one sum over the ranks by NCCL."""
         last_bytes, _ = ALL_REDUCE_2[-1]
         wire = 2 * (self.ranks - 1) / self.ranks
         beyond = max(num_bytes - last_bytes, 0) * wire / LINK
@@ -101,10 +121,9 @@ class Replica:
 
     def collectives(self, tokens: int, rows: int) -> float:
         """Seconds of a step's sums and of the gather of its logits."""
-        layers, hidden = self.shape[:2]
         if self.ranks == 1:
             return 0.0
-        sums = 2 * layers * self.all_reduce(tokens * hidden * 2)
+        sums = 2 * self.shape[0] * self.layer_sum(tokens)
         return sums + self.all_reduce(rows * VOCAB * 2 / self.ranks)  # a gather is half a sum
 
     def decode(self, batch: int, context: float) -> float:
