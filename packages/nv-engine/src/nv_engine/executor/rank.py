@@ -84,17 +84,20 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
     return spec.make_worker(spec.config, parallel)
 
 
-def serve(connection: Connection, spec: RankSpec, store: Store | None = None) -> None:
+def serve(connection: Connection, spec: RankSpec, store: Store | None = None) -> RankWorker:
     """Run a rank until the other end closes; an error is reported, then raised.
 
     Args:
         connection: to whoever started it.
         spec: what it is told.
         store: the ranks' meeting place, if this rank holds it.
+
+    Returns:
+        The worker. NCCL complains of a group that goes before its process does: keep it till then.
     """
     served = _Served(connection)
     try:
-        served.run(spec, store)
+        return served.run(spec, store)
     except BaseException as error:
         served.report_failure(error)
         raise
@@ -110,7 +113,7 @@ class _Served:
         self._results: SimpleQueue[Pending] = SimpleQueue()
         self._num_steps = 0
 
-    def run(self, spec: RankSpec, store: Store | None) -> None:
+    def run(self, spec: RankSpec, store: Store | None) -> RankWorker:
         self._report(Report("up"))
         threading.Thread(target=self._read, daemon=True).start()
         worker = build(spec, store)
@@ -125,6 +128,7 @@ class _Served:
             self._num_steps += 1
             if spec.answers:
                 self._results.put(pending)
+        return worker
 
     def report_failure(self, error: BaseException) -> None:
         try:

@@ -86,7 +86,7 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         spec: RankSpec = pickle.loads(connection.recv_bytes())
-        serve(connection, spec)
+        _worker = serve(connection, spec)
     except BaseException:  # reported, if there was anybody to tell
         os._exit(1)
     os._exit(0)  # at once: nothing here outlives the process, and taking torch down takes a second
