@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import nv_api.llm
 import pytest
 import torch
+from nv_engine.validation import numbered
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -118,6 +119,9 @@ class ScriptedEngine:
         return request_id
 
     def add_list(self, requests):
+        for number, request in enumerate(requests):
+            with numbered(number, len(requests)):
+                self.validate(*request)
         return [self.add(*request) for request in requests]
 
     def step(self):

@@ -1,6 +1,9 @@
 """What a model makes of parameters that are right by themselves."""
 
+from pathlib import Path
+
 import pytest
+from nv_engine import Engine, EngineConfig
 from nv_engine.executor.base import ModelFacts
 from nv_engine.params import SamplingParams
 from nv_engine.validation import check_params
@@ -35,3 +38,24 @@ def test_a_token_is_left_to_draw(fields: dict[str, object], message: str) -> Non
 )
 def test_one_token_is_enough(fields: dict[str, object]) -> None:
     check_params(SamplingParams(**fields), None, FACTS)
+
+
+def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
+    """Of several requests the error says which; what the next ones draw is as if it had not been."""
+    engines = [Engine(EngineConfig(model=str(checkpoint), dtype="float32")) for _ in range(2)]
+    params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    with pytest.raises(ValueError, match=r"prompt 1: the prompt is empty"):
+        engines[0].add_list([([5, 6], params, None), ([], params, None)])
+    with pytest.raises(ValueError, match=r"^the prompt is empty"):
+        engines[0].add_list([([], params, None)])
+    assert not engines[0].has_unfinished
+    found = []
+    for engine in engines:
+        assert engine.add_list([([5, 6, 7], params, None)]) == [0]
+        tokens = []
+        while engine.has_unfinished:
+            tokens += [token for each in engine.step().updates for token in each.token_ids]
+        found.append(tokens)
+        engine.close()
+    assert found[0] == found[1]
+    assert len(found[0]) == 8

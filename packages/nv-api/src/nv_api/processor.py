@@ -11,6 +11,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from nv_engine.validation import Asked, numbered
+
 from nv_api.completion import Completion
 from nv_api.logprobs import TokenText, candidates
 from nv_api.outputs import Logprob, RequestMetrics, RequestOutput
@@ -114,33 +116,28 @@ class Processor:
         """True while a request runs or waits."""
         return bool(self._requests)
 
-    def validate(self, prompt: TokenPrompt, params: "SamplingParams") -> None:
-        """Check a prompt; nothing is queued.
-
-        Raises:
-            ValueError: the engine refuses it, a grammar is none, or it needs a tokenizer and
-                there is none.
-            ImportError: it has a grammar, and llguidance is not installed.
-        """
-        self._engine.validate(prompt.token_ids, self._lower(params), self._grammar(params))
-
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
-        """Queue a prompt; raises as `validate` does."""
+        """Queue a prompt; raises as `add_list` does."""
         (request,) = self.add_list([prompt], [params])
         return request
 
     def add_list(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]
     ) -> list[Request]:
-        """Queue prompts that come together; raises as `validate` does, and queues none then."""
+        """Queue prompts that come together, all or none.
+
+        Raises:
+            ValueError: the engine refuses one, a grammar is none, or it needs a tokenizer and
+                there is none; of several prompts, the error says which it was.
+            ImportError: one has a grammar, and llguidance is not installed.
+        """
         copies = {id(each): each.frozen() for each in params}
         frozen = [copies[id(each)] for each in params]
-        ids = self._engine.add_list(
-            [
-                (prompt.token_ids, self._lower(own), self._grammar(own))
-                for prompt, own in zip(prompts, frozen, strict=True)
-            ]
-        )
+        asked: list[Asked] = []
+        for prompt, own in zip(prompts, frozen, strict=True):
+            with numbered(len(asked), len(prompts)):
+                asked.append((prompt.token_ids, self._lower(own), self._grammar(own)))
+        ids = self._engine.add_list(asked)
         try:
             requests = list(map(self._request, ids, prompts, frozen))
             self._requests.update((request.request_id, request) for request in requests)

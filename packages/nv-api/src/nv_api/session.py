@@ -48,7 +48,7 @@ class Session:
         return self._processor.has_unfinished or self._engine.has_unfinished
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
-        """Queue a prompt; raises as `Processor.validate` does."""
+        """Queue a prompt; raises as `Processor.add_list` does."""
         with self._alone():
             return self._processor.add(prompt, params)
 
@@ -58,9 +58,6 @@ class Session:
         """Complete prompts, in their order; on any exception none of them is left behind."""
         if not prompts:
             return []
-        copies = {id(each): each.frozen() for each in params}
-        params = [copies[id(each)] for each in params]
-        self._validate(prompts, params)
         requests: list[Request] = []
         with self._alone():
             try:
@@ -123,16 +120,6 @@ class Session:
             yield
         finally:
             self._turn.release()
-
-    def _validate(self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]) -> None:
-        """Check all prompts before one is queued; of several, the error says which it was."""
-        for number, (prompt, prompt_params) in enumerate(zip(prompts, params, strict=True)):
-            try:
-                self._processor.validate(prompt, prompt_params)
-            except ValueError as error:
-                if len(prompts) == 1:
-                    raise
-                raise ValueError(f"prompt {number}: {error}") from error
 
     def _drop(self, requests: Sequence[Request]) -> None:
         """Abort what has not ended; if nobody else is left, see its last step back home."""

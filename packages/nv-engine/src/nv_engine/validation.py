@@ -3,12 +3,27 @@
 Owns the checks that need the model's facts, and their sentences. Never changes anything.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from operator import index as as_index
 
 from nv_engine.executor.base import ModelFacts
 from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
+
+Asked = tuple[Iterable[int], SamplingParams, Grammar | None]
+"""A request: its prompt, its parameters and what they ask for, compiled."""
+
+
+@contextmanager
+def numbered(number: int, count: int) -> Iterator[None]:
+    """Let a ValueError say which of `count` prompts it is of, if there are several."""
+    try:
+        yield
+    except ValueError as error:
+        if count == 1:
+            raise
+        raise ValueError(f"prompt {number}: {error}") from error
 
 
 def plain_prompt(token_ids: Iterable[int], facts: ModelFacts) -> list[int]:
