@@ -41,7 +41,7 @@ def test_one_token_is_enough(fields: dict[str, object]) -> None:
 
 
 def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
-    """Of several requests the error says which; what the next ones draw is as if it had not been."""
+    """Of several, the error says which; what the next ones draw is as if it had not been."""
     engines = [Engine(EngineConfig(model=str(checkpoint), dtype="float32")) for _ in range(2)]
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
     with pytest.raises(ValueError, match=r"prompt 1: the prompt is empty"):
