@@ -27,6 +27,7 @@ from triton.runtime.jit import JITFunction
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Sequence
+    from multiprocessing.sharedctypes import Synchronized
 
 TIME_LIMIT = 120.0  # seconds; what is not compiled by then is compiled at its first launch
 
@@ -67,6 +68,8 @@ class Kernel(NamedTuple):
 def compile_ahead() -> Generator[None]:
     """Compile, at the end of the block, the kernels that the block would have launched.
 
+    The last ones first: let the block end with those that take longest.
+
     Inside nothing is launched, so that results are undefined: what a kernel would have written
     must not be used as an index by torch.
     """
@@ -88,21 +91,22 @@ def compile_ahead() -> Generator[None]:
         yield
     finally:
         JITFunction.run, JITFunction._do_compile = run, do_compile
-    compile_in_parallel([kernel for kernel in kernels.values() if not kernel.is_on_disk])
+    missing = [kernel for kernel in reversed(kernels.values()) if not kernel.is_on_disk]
+    compile_in_parallel(missing)
 
 
 def compile_in_parallel(kernels: Sequence[Kernel], time_limit: float = TIME_LIMIT) -> None:
     """Compile in forked processes, one a processor; a kernel that fails is left to its launch.
 
     Args:
-        kernels: what to compile.
+        kernels: what to compile, the slowest first: a process that is done takes the next.
         time_limit: seconds after which those that still run are stopped.
     """
     number = min(len(os.sched_getaffinity(0)), len(kernels))
     fork = multiprocessing.get_context("fork")
+    taken = fork.Value("i", 0)
     children = [
-        fork.Process(target=_compile_all, args=(kernels[index::number],), daemon=True)
-        for index in range(number)
+        fork.Process(target=_compile_all, args=(kernels, taken), daemon=True) for _ in range(number)
     ]
     with warnings.catch_warnings():  # Python 3.12 warns of a fork beside threads, such as torch's
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -116,6 +120,12 @@ def compile_in_parallel(kernels: Sequence[Kernel], time_limit: float = TIME_LIMI
             child.join()
 
 
-def _compile_all(kernels: Sequence[Kernel]) -> None:
-    for kernel in kernels:
-        kernel.compile()
+def _compile_all(kernels: Sequence[Kernel], taken: Synchronized[int]) -> None:
+    """Compile kernels that no other process has taken, until none is left."""
+    while True:
+        with taken.get_lock():
+            index = taken.value
+            taken.value += 1
+        if index >= len(kernels):
+            return
+        kernels[index].compile()
