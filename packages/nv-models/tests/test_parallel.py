@@ -51,3 +51,10 @@ def test_one_rank_does_nothing():
 def test_rank_outside_size(rank, size):
     with pytest.raises(ValueError, match="rank must be in"):
         TensorParallel(rank, size)
+
+
+def test_a_batch_invariant_layer_sums_in_order_of_rank():
+    parallel = TensorParallel(0, 2)
+    assert parallel.layer_sum(batch_invariant=True).whole == parallel.sum_in_order
+    assert parallel.layer_sum(batch_invariant=False).whole == parallel.all_reduce
+    assert TensorParallel().layer_sum(batch_invariant=False) is None

@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import time
+import types
 from pathlib import Path
 from unittest.mock import patch
 
@@ -89,6 +91,34 @@ def exit_on(rank, config, parallel):
     if parallel.rank == rank:
         os._exit(3)
     return Worker(config, parallel)
+
+
+class Odd(Exception):
+    """Cannot be made again from what it was made of."""
+
+    def __init__(self, one, two):
+        super().__init__(one)
+
+    def __reduce__(self):
+        raise ValueError("it stays here")
+
+
+def raise_odd(rank, config, parallel):
+    raise_on(rank, Odd("odd", "ball"), config, parallel)
+
+
+def raise_unknown(rank, config, parallel):
+    """An error of a class that only this process has."""
+    module = types.ModuleType("only_here")
+    module.Lost = type("Lost", (Exception,), {"__module__": "only_here"})
+    sys.modules["only_here"] = module
+    raise_on(rank, module.Lost("no such class"), config, parallel)
+
+
+def stop_on(rank, config, parallel):
+    if parallel.rank == rank:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return Echo(config, parallel)
 
 
 class FailAtFive(Echo):

@@ -1,7 +1,9 @@
 """Groups of their own, beside torch's default one."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 import torch.distributed as dist
 from nv_engine.device import distributed
@@ -22,6 +24,13 @@ def test_two_ranks_meet_and_torchs_default_group_stays_the_callers():
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(of, range(2))) == [4, 4]
     assert not dist.is_initialized()
+
+
+def test_the_meeting_place_is_for_this_machine_alone():
+    store = distributed.open_store()
+    socket.create_connection((distributed.LOOPBACK, store.port), timeout=5).close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", store.port), timeout=5)  # of all addresses, another
 
 
 def test_cpus_share_no_memory_for_sums():

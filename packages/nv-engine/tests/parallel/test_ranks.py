@@ -1,5 +1,6 @@
 """Ranks without a model: messages in order, failures named, nothing left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import rank_workers
 import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Batch, Chunk
+from nv_engine.executor import process
 from nv_engine.executor.process import ProcessExecutor
 from nv_engine.executor.ranked import Patience
 
@@ -93,12 +95,85 @@ def test_a_step_that_fails_on_one_rank_names_it(config):
         (partial(rank_workers.exit_on, 1), RuntimeError, "rank 1 of 2 .*died: exit code 3"),
         (partial(rank_workers.raise_on, 0, ValueError("bad shard")), ValueError, "bad shard"),
         (partial(rank_workers.raise_on, 0, RuntimeError("full")), RuntimeError, "full"),
+        (partial(rank_workers.raise_odd, 1), RuntimeError, "(?s)rank 1 of 2 .*Odd: odd"),
+        (partial(rank_workers.raise_unknown, 1), RuntimeError, "(?s)rank 1 .*Lost: no such class"),
     ],
-    ids=["rank 1 raises", "rank 1 dies", "rank 0 is given a wrong value", "rank 0 raises"],
+    ids=[
+        "rank 1 raises",
+        "rank 1 dies",
+        "rank 0 is given a wrong value",
+        "rank 0 raises",
+        "what cannot be pickled",
+        "what nobody else can read",
+    ],
 )
 def test_n47_a_rank_that_fails_at_start(config, make_worker, error, message):
     with pytest.raises(error, match=message):
         ProcessExecutor(config, make_worker)
+
+
+def test_a_rank_that_is_stopped_while_it_loads(config):
+    patience = Patience(load=1.5)
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 .* has not answered for 1.5 s"):
+        ProcessExecutor(config, partial(rank_workers.stop_on, 1), patience)
+
+
+def test_a_rank_that_does_not_come_up(config, monkeypatch):
+    monkeypatch.setattr(process, "START_SECONDS", 0.0)  # importing torch takes longer
+    with pytest.raises(RuntimeError, match=r"rank 0 of 2 .* and rank 1 of 2 .* has not come up in"):
+        ProcessExecutor(config, rank_workers.Echo)
+
+
+def test_what_the_ranks_import_is_what_their_caller_imports(config, monkeypatch, tmp_path):
+    (tmp_path / "random.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)
+    ProcessExecutor(config, rank_workers.Echo).close()
+
+
+def test_an_engine_whose_rank_is_stuck_closes(config):
+    executor = ProcessExecutor(config, rank_workers.sleep)
+    executor.submit(batch_of((3000,)))
+    begin = time.monotonic()
+    executor.close()
+    assert time.monotonic() - begin < 10
+    assert not any(map(is_running, executor.process_ids))
+
+
+def test_a_fork_of_the_caller_leaves_the_ranks_alone(config):
+    executor = ProcessExecutor(config, rank_workers.Echo)
+    child = os.fork()
+    if child == 0:
+        executor.close()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert executor.submit(batch_of((7,))).result().token_ids == [[7, 7]]
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_key_value_heads": 3, "num_attention_heads": 6}, "num_key_value_heads = 3"),
+        ({"intermediate_size": 63}, "intermediate_size = 63"),
+    ],
+)
+def test_a_model_that_ranks_cannot_share_starts_none(
+    checkpoint, tmp_path, child_processes, fields, message
+):
+    values = json.loads((checkpoint / "config.json").read_text()) | fields
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    before = child_processes()
+    config = EngineConfig(model=str(tmp_path), device="cpu", tensor_parallel_size=2)
+    with pytest.raises(ValueError, match=message):
+        ProcessExecutor(config, partial(rank_workers.raise_on, 0, RuntimeError("it was started")))
+    assert child_processes() == before
+
+
+def test_ranks_that_would_share_a_card_are_not_started(config, monkeypatch):
+    one = torch.device("cuda", 0)
+    monkeypatch.setattr(process, "choose_device", lambda name, rank: one)
+    with pytest.raises(ValueError, match="each rank has a card of its own"):
+        ProcessExecutor(config, partial(rank_workers.raise_on, 0, RuntimeError("it was started")))
 
 
 SCRIPT = """

@@ -4,6 +4,7 @@ Owns their start. Every rank is a process, rank 0 too: what a card does for a pr
 is over, whatever it waited for.
 """
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +24,8 @@ NCCL does longer ones, for it has more bandwidth: it shares out what here every 
 two ranks it has not, and all sums go there, PAIR_ROWS at a time.
 """
 PAIR_ROWS = 1024
+START_SECONDS = 120.0
+"""For a process to start and import torch."""
 
 
 class ProcessExecutor(RankedExecutor):
@@ -84,9 +87,14 @@ def spawn(specs: Sequence[RankSpec]) -> Ranks:
             rank.bury()
         raise
     ranks = Ranks(started, len(specs))
+    deadline = time.monotonic() + START_SECONDS
     try:
         while not ranks.reached("up"):
-            pass
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{ranks.late('up')} has not come up in {START_SECONDS:g} s: the process is "
+                    "stopped, or this machine does too much else"
+                )
     except BaseException:
         ranks.stop(0)
         raise

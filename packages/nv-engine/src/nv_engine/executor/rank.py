@@ -32,6 +32,12 @@ PING = b""
 MakeWorker = Callable[[EngineConfig, TensorParallel], RankWorker]
 
 
+TRAVELS = (ValueError, TypeError, NotImplementedError, ImportError, ModuleNotFoundError,
+           OSError, FileNotFoundError, PermissionError, MemoryError)  # fmt: skip
+"""Errors that the executor raises as what they are. Others it tells of: their classes may not be
+where it is, or not survive the way."""
+
+
 class RankSpec(NamedTuple):
     """What a rank is told before anything else."""
 
@@ -60,7 +66,7 @@ class Report(NamedTuple):
     time: float = 0.0
     """Of a failure: seconds since the epoch, which the hosts of a cluster agree on roughly."""
     error: BaseException | None = None
-    """Of a failure: the exception, if it can travel."""
+    """Of a failure: the exception, if it is one of TRAVELS."""
     facts: ModelFacts | None = None
     """When ready."""
     num_steps: int = 0
@@ -131,11 +137,7 @@ class _Served:
         return worker
 
     def report_failure(self, error: BaseException) -> None:
-        try:
-            pickle.loads(pickle.dumps(error))
-            travels: BaseException | None = error
-        except (pickle.PicklingError, TypeError, AttributeError):
-            travels = None
+        travels = type(error)(str(error)) if type(error) in TRAVELS else None
         text = "".join(traceback.format_exception(error))
         self._report(Report("failed", text, time.time(), travels))
 

@@ -26,12 +26,14 @@ ASK_SECONDS = 1.0
 
 
 class Patience(NamedTuple):
-    """How long a step is waited for, in seconds."""
+    """How long a step or a rank is waited for, in seconds."""
 
     silence: float = 30.0
     """Of a rank that does not answer: its process is stopped, swapped out or cut off."""
     step: float = 600.0
     """Of a step, while all ranks answer."""
+    load: float = 120.0
+    """Of a rank that does not answer while the model is loaded, from a slow disk perhaps."""
 
 
 class RankedExecutor:
@@ -62,7 +64,7 @@ class RankedExecutor:
         self._sender = Sender(ranks.send)
         self._stop = weakref.finalize(self, _close, os.getpid(), self._sender, ranks, release)
         try:
-            self._facts = _load(ranks)
+            self._facts = _load(ranks, self._patience.load)
         except BaseException:
             ranks.kill()
             self._stop()
@@ -124,10 +126,7 @@ class RankedExecutor:
             return None
         silent = self._ranks.silent(self._patience.silence)
         if silent and waited > self._patience.silence:
-            return (
-                f"{' and '.join(silent)} has not answered for {self._patience.silence:g} s: "
-                "the process is stopped, swapped out, or cut off from this one"
-            )
+            return _silence(silent, self._patience.silence)
         if waited > self._patience.step:
             return (
                 f"a step has not ended for {self._patience.step:g} s, though every rank answers; "
@@ -153,17 +152,25 @@ class _RankedPending:
         return self._executor.wait(self._ticket)
 
 
-def _load(ranks: Ranks) -> ModelFacts:
+def _load(ranks: Ranks, patience: float) -> ModelFacts:
     """Wait until all are ready; a wrong checkpoint or option is raised as what it is."""
     try:
         while not ranks.reached("ready"):
-            pass
+            if silent := ranks.silent(patience):
+                raise RuntimeError(_silence(silent, patience))
     except RuntimeError as error:
         if isinstance(ranks.error, Exception) and not isinstance(ranks.error, RuntimeError):
             raise ranks.error from error
         raise
     assert ranks.facts is not None, "rank 0 is among them"
     return ranks.facts
+
+
+def _silence(names: list[str], seconds: float) -> str:
+    return (
+        f"{' and '.join(names)} has not answered for {seconds:g} s: the process is stopped, "
+        "swapped out, or cut off from this one"
+    )
 
 
 def located(config: EngineConfig) -> EngineConfig:

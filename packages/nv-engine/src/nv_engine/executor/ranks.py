@@ -124,6 +124,10 @@ class Ranks:
             self.check()
         return all(rank.stage == stage for rank in self._ranks)
 
+    def late(self, stage: str) -> str:
+        """Names of the ranks that have not said that they are at `stage`."""
+        return " and ".join(self._name(rank) for rank in self._ranks if rank.stage != stage)
+
     def check(self) -> None:
         """Raise the RuntimeError that names the rank that failed or died, if one did."""
         if (text := self.failure()) is not None:

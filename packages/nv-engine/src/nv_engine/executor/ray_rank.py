@@ -6,7 +6,7 @@ processes of one host, for it keeps their order and tells of a dead rank at once
 
 import os
 import socket
-from contextlib import suppress
+import struct
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import (
     Client,
@@ -24,6 +24,8 @@ from nv_engine.executor.rank import RankSpec, serve
 from nv_engine.executor.ranks import POLL_SECONDS
 
 ENDING_SECONDS = 1.0
+HANDSHAKE_SECONDS = 5
+"""For whoever connects to answer."""
 KEEPALIVE = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 4}
 """A machine that vanished without a word is noticed after 2 + 4 x 1 seconds..."""
 UNSENT_MILLISECONDS = 6000
@@ -51,7 +53,7 @@ class Seat:
     def __init__(self, key: bytes, holds_store: bool) -> None:
         self._host = ray.util.get_node_ip_address()
         self._key = key
-        self._listener = Listener((self._host, 0), authkey=key)
+        self._listener = Listener((self._host, 0))
         self._store = distributed.open_store(self._host) if holds_store else None
 
     def place(self) -> Place:
@@ -66,13 +68,22 @@ class Seat:
 
     def serve(self, spec: RankSpec) -> None:
         """Run the rank until the executor closes the connection."""
-        connection: Connection | None = None
-        while connection is None:
-            with suppress(AuthenticationError):  # a stranger; the executor knows the key
-                connection = self._listener.accept()
+        while not self._knows_the_key(connection := self._listener.accept()):
+            connection.close()  # a stranger's
         self._listener.close()
         _keep_alive(connection)
         serve(connection, spec, self._store)
+
+    def _knows_the_key(self, connection: Connection) -> bool:
+        """True of the executor; others may say anything, or nothing."""
+        try:
+            _limit_waits(connection, HANDSHAKE_SECONDS)
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            _limit_waits(connection, 0)
+        except (AuthenticationError, EOFError, OSError):
+            return False
+        return True
 
 
 class RayRank:
@@ -115,6 +126,12 @@ class RayRank:
         except ray.exceptions.RayError as error:
             return str(error).strip()
         return "it closed its connection"
+
+
+def _limit_waits(connection: Connection, seconds: int) -> None:
+    """Let a read that waits longer be a BlockingIOError; with 0 it waits as long as it takes."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def _keep_alive(connection: Connection) -> None:

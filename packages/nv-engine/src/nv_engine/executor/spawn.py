@@ -36,14 +36,18 @@ class SpawnedRank:
         self.connection, theirs = Pipe()
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ENTRY, str(theirs.fileno()), str(os.getpid())],
+            [sys.executable, "-P", "-c", ENTRY, str(theirs.fileno()), str(os.getpid())],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(spec.num_threads)},
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             process_group=0,  # the terminal's Ctrl-C is for the parent alone
         )
-        theirs.close()
-        self.connection.send_bytes(pickle.dumps(spec))
+        try:
+            theirs.close()
+            self.connection.send_bytes(pickle.dumps(spec))
+        except BaseException:
+            self.kill()  # nobody has this handle yet
+            raise
 
     @property
     def process_id(self) -> int:
