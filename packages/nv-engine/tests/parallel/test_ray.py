@@ -159,6 +159,8 @@ def test_a_stranger_at_a_rank_s_port_is_sent_away(config, monkeypatch, words):
     ]
     executor.close()
     assert len(strangers) == 2
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_a_wrong_value_is_raised_as_such(config):
