@@ -89,6 +89,24 @@ def test_streamed_or_not_however_the_steps_are_cut(
     assert run(edges) == run(range(len(ids) + 1)) == run([0, len(ids)])
 
 
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        (None, ("a\ufffd", "length", None)),
+        ("x", ("a\ufffd", "length", None)),
+        ("\ufffd", ("a", "stop", "\ufffd")),
+    ],
+)
+def test_a_character_cut_short_is_text_at_the_end(byte_level, stop, expected):
+    tokenizer = Tokenizer(byte_level)
+    (ids,) = tokenizer.encode(["aé"], add_special_tokens=False)
+    params = SamplingParams(stop=stop, max_tokens=2)
+    completion = Completion(0, params, tokenizer.detokenizer(params, []))
+    assert completion.extend(ids[:2], "length")
+    output = completion.output()
+    assert (output.text, output.finish_reason, output.stop_reason) == expected
+
+
 def test_snapshots_grow(engine, tokenizer):
     processor = Processor(engine, tokenizer)
     request = processor.add(prompt_of(tokenizer, "abc"), SamplingParams(n=2))

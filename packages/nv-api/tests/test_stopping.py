@@ -61,3 +61,42 @@ def test_a_stop_string_does_not_end_where_it_is_not_armed_and_may_begin_there():
     search = StopStrings(("ab",))
     assert search.push("aba", armed=False) == ("ab", None)
     assert search.push("b") == ("", "ab")
+
+
+def test_of_two_that_end_together_the_longer_is_the_one():
+    assert StopStrings(("b", "ab")).push("xab") == ("x", "ab")
+
+
+def test_what_was_complete_before_it_was_armed_is_text():
+    """Also where it is held back, because a longer one begins with it."""
+    search = StopStrings(("ab", "abc"))
+    assert search.push("ab", armed=False) == ("", None)
+    assert search.push("x") == ("abx", None)
+    search = StopStrings(("ab", "abc"))
+    search.push("ab", armed=False)
+    assert search.push("c") == ("", "abc")
+
+
+@given(
+    stops=st.lists(words, min_size=1, max_size=3),
+    pieces=st.lists(st.text("abc", max_size=5), max_size=6),
+    num_unarmed=st.integers(0, 4),
+)
+def test_the_first_that_ends_while_armed(stops, pieces, num_unarmed):
+    search, shown, found = StopStrings(tuple(stops)), "", None
+    for index, piece in enumerate(pieces):
+        text, found = search.push(piece, armed=index >= num_unarmed)
+        shown += text
+        if found is not None:
+            break
+    else:
+        shown += search.flush()
+    text, unarmed = "".join(pieces), len("".join(pieces[:num_unarmed]))
+    ends = [
+        (end, max((stop for stop in stops if text[:end].endswith(stop)), key=len))
+        for end in range(unarmed + 1, len(text) + 1)
+        if any(text[:end].endswith(stop) for stop in stops)
+    ]
+    end, expected = ends[0] if ends else (len(text), None)
+    assert found == expected
+    assert shown == text[: end - len(expected or "")]

@@ -257,3 +257,21 @@ def test_a_grammar_is_compiled_once_and_speaks_in_bytes_or_pieces(sentence_piece
     assert "doesn't satisfy" in second.accept([5])
     first.reset()
     assert first.mask(()) == mask
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"choice": ["<think>"]}, "<think>"),
+        ({"json": {"const": "<think>"}, "disable_any_whitespace": True}, '"<think>"'),
+        ({"regex": "ok <think>[ab]{2}"}, "ok <think>(aa|ab|ba|bb)"),
+        ({"choice": ["a<|im_end|>b"]}, r"a<\|im_end\|>b"),
+    ],
+)
+def test_text_that_an_added_token_spells_is_said_in_plain_tokens(llm, fields, text):
+    params = SamplingParams(
+        max_tokens=40, structured_outputs=StructuredOutputsParams(**fields), temperature=1.0, seed=1
+    )
+    (completion,) = run(llm, "say", params)[0].outputs
+    assert completion.finish_reason == "stop", completion.stop_reason
+    assert re.fullmatch(text, completion.text)

@@ -71,7 +71,8 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
         ({"choice": ["a", ""]}, "non-empty strings"),
         ({"json": "{"}, "no JSON"),
         ({"json": {"enum": {3}}}, "no JSON"),
-        ({"json": "[]"}, "a schema is an object"),
+        ({"json": "[]"}, "a schema, which is an object"),
+        ({"json": True}, "a schema, which is an object"),
     ],
 )
 def test_what_asks_for_no_grammar_is_refused(fields, message):

@@ -21,6 +21,14 @@ def words(*ids: int) -> list[list[int]]:
         ({"bad_words_token_ids": words(*range(40))}, "bad_words.* forbid all 40 tokens"),
         ({"bad_words_token_ids": words(0, *range(2, 40)), "min_tokens": 1}, "forbid all 40"),
         ({"bad_words_token_ids": words(5, 6), "allowed_token_ids": {5, 6}}, "allow another"),
+        (
+            {"bad_words_token_ids": [[5, 5]], "allowed_token_ids": [5]},
+            r"after \[5\] .*allow another",
+        ),
+        (
+            {"bad_words_token_ids": [[6, 5], [5, 6, 6]], "allowed_token_ids": [5, 6]},
+            r"after \[5, 6\] ",
+        ),
     ],
 )
 def test_a_token_is_left_to_draw(fields: dict[str, object], message: str) -> None:
@@ -34,6 +42,8 @@ def test_a_token_is_left_to_draw(fields: dict[str, object], message: str) -> Non
         {"bad_words_token_ids": words(*range(39))},
         {"bad_words_token_ids": words(0, *range(2, 40))},
         {"bad_words_token_ids": [*words(5), [6, 5]], "allowed_token_ids": [5, 6]},
+        {"bad_words_token_ids": [[5, 6], [6, 5]], "allowed_token_ids": [5, 6]},
+        {"bad_words_token_ids": [[7, 5], [7, 6]], "allowed_token_ids": [5, 6]},
     ],
 )
 def test_one_token_is_enough(fields: dict[str, object]) -> None:

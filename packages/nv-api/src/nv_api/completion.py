@@ -103,8 +103,9 @@ class Completion:
     def finish(self, finish_reason: str, stop_reason: int | str | None = None) -> None:
         """End here: what was held back is text after all."""
         self._read_all()
-        if self._detokenizer is not None:
-            self._show(self._detokenizer.flush())
+        stop = None if self._detokenizer is None else self._show(self._detokenizer.flush())
+        if stop is not None and finish_reason == "length":
+            finish_reason, stop_reason = "stop", stop
         if self._stops is not None:
             self._pieces.append(self._stops.flush())
         self.finish_reason, self.stop_reason = finish_reason, stop_reason

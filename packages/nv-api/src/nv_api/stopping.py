@@ -56,8 +56,16 @@ class StopStrings:
         return held
 
     def _first(self, text: str) -> tuple[int, str] | None:
-        """Start and stop string of the match that ends first; if two do, the longer."""
-        matches = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        """Start and stop string of the match that ends first; if two do, the longer.
+
+        One that ends in the text held back is over: it was not armed then.
+        """
+        num_held = len(self._held)
+        matches = [
+            (start, stop)
+            for stop in self._stops
+            if (start := text.find(stop, max(0, num_held - len(stop) + 1))) >= 0
+        ]
         return min(matches, key=lambda m: (m[0] + len(m[1]), m[0]), default=None)
 
     def _undecided(self, text: str) -> int:

@@ -71,7 +71,7 @@ class Grammars:
             shown = textwrap.shorten(source.text, MAX_SHOWN)
             message = f"structured_outputs.{source.kind} is {shown!r}: {error}"
             raise ValueError(message) from None
-        return CompiledGrammar(matcher, self._eos_token_ids, self._num_mask_bytes)
+        return CompiledGrammar(matcher, self._tokenizer, self._eos_token_ids, self._num_mask_bytes)
 
 
 def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
@@ -108,6 +108,7 @@ class CompiledGrammar:
 
     start: "LLMatcher"
     """At the beginning, where it stays."""
+    tokenizer: "LLTokenizer"
     eos_token_ids: frozenset[int]
     num_mask_bytes: int
 
@@ -137,12 +138,26 @@ class GrammarMatcher:
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Which tokens may come next, without those unwanted unless nothing else is left."""
         bits: bytes = self._matcher.compute_bitmask()[: self._grammar.num_mask_bytes]
+        allowed = int.from_bytes(bits, "little")
+        if allowed.bit_count() == 1:
+            bits = self._spelled(allowed.bit_length() - 1).to_bytes(len(bits), "little")
         if not unwanted:
             return bits
         wanted = bytearray(bits)
         for token in unwanted:
             wanted[token // 8] &= ~(1 << token % 8)
         return bytes(wanted) if any(wanted) else bits
+
+    def _spelled(self, token: int) -> int:
+        """The mask of the one token that may come next.
+
+        Where text must come that an added token spells (`<think>`), llguidance allows that token
+        and then refuses it: then the mask is of the first of the plain tokens that spell it.
+        """
+        must_come = self._matcher.compute_ff_bytes().decode(errors="ignore")
+        if must_come and not self._matcher.validate_tokens([token]):
+            token = self._grammar.tokenizer.greedy_tokenize(must_come)[0]
+        return 1 << token
 
     def reset(self) -> None:
         """Go back to the beginning."""

@@ -58,9 +58,9 @@ class StructuredOutputsParams:
             raise ValueError(
                 f"structured_outputs.json is {self.json!r}, which is no JSON: {error}"
             ) from None
-        if not isinstance(schema, dict | bool):
+        if not isinstance(schema, dict):
             raise ValueError(
-                f"structured_outputs.json is {self.json!r}: a schema is an object, true or false"
+                f"structured_outputs.json is {self.json!r}: it must be a schema, which is an object"
             )
 
     @property

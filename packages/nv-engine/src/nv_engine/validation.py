@@ -82,11 +82,17 @@ def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
             "bad_words, bad_words_token_ids and, before min_tokens, stop_token_ids and EOS forbid "
             f"all {facts.vocab_size} tokens: leave one that may be drawn"
         )
-    if params.allowed_token_ids is not None and forbidden.issuperset(params.allowed_token_ids):
-        raise ValueError(
-            f"allowed_token_ids is {params.allowed_token_ids!r}, all of which are bad words or "
-            "stop tokens before min_tokens: allow another token"
-        )
+    allowed, words = set(params.allowed_token_ids or ()), params.bad_words_token_ids or ()
+    if not allowed or not allowed <= forbidden | {word[-1] for word in words}:
+        return
+    for said in [[], *(word[:-1] for word in words if allowed.issuperset(word))]:
+        completed = {word[-1] for word in words if said[len(said) + 1 - len(word) :] == word[:-1]}
+        if allowed <= forbidden | completed:
+            after = f" after {said}" if said else ""
+            raise ValueError(
+                f"allowed_token_ids is {params.allowed_token_ids!r}, all of which are{after} bad "
+                "words or stop tokens before min_tokens: allow another token"
+            )
 
 
 def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: ModelFacts) -> None:

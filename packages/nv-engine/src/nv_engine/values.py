@@ -85,7 +85,7 @@ def token_biases(name: str, value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {value!r}: it must be a dict from token ids to numbers")
     return {
-        integer(f"{name} entry", token, 0): real(f"{name}[{token}]", bias, -math.inf, math.inf)
+        integer(f"{name} entry", token, 0): real(f"{name}[{token}]", bias, -LARGEST, LARGEST)
         for token, bias in value.items()
     }
 
