@@ -109,6 +109,19 @@ def test_every_command_has_the_shared_options():
         result = CliRunner().invoke(app, [command, "--help"], terminal_width=200)
         for name in "model", "max-tokens", "temperature", "top-p", "seed", "dtype", "device":
             assert f"--{name}" in result.stdout
+        assert "--tensor-parallel-size" in result.stdout
+
+
+def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
+    configs = []
+
+    def start_engine(config):
+        configs.append(config)
+        return engine
+
+    monkeypatch.setattr(nv_api.llm, "start_engine", start_engine)
+    nv("generate", "a", "--dtype", "float32", "--device", "cpu", "--tensor-parallel-size", "2")
+    assert [(c.dtype, c.device, c.tensor_parallel_size) for c in configs] == [("float32", "cpu", 2)]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Settings:
     seed: Annotated[int | None, typer.Option(help="Makes the result repeatable.")] = None
     dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
+    tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1
 
     @contextmanager
     def start(self, max_tokens: int) -> "Iterator[tuple[LLM, SamplingParams]]":
@@ -70,7 +71,12 @@ class Settings:
             from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
 
             model = DEMO if self.model is None else self.model
-            with LLM(model, dtype=self.dtype, device=self.device) as llm:
+            with LLM(
+                model,
+                dtype=self.dtype,
+                device=self.device,
+                tensor_parallel_size=self.tensor_parallel_size,
+            ) as llm:
                 yield llm, replace(llm.get_default_sampling_params(), **given)
 
     def _sampling(self, max_tokens: int) -> dict[str, Any]:
