@@ -59,6 +59,16 @@ def test_none_is_the_default():
     assert parse("m", {"block_size": None, "seed": None, "max_num_seqs": None}) == parse("m", {})
 
 
+def test_what_is_for_several_ranks_makes_no_difference_to_one():
+    options = {"disable_custom_all_reduce": True, "disable_log_stats": True}
+    with pytest.warns(UserWarning, match="effect: disable_custom_all_reduce, disable_log_stats$"):
+        assert parse("m", options).engine.disable_custom_all_reduce
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = parse("m", {"disable_custom_all_reduce": True, "tensor_parallel_size": 2}).engine
+    assert engine.disable_custom_all_reduce
+
+
 def test_what_makes_no_difference_is_accepted_with_one_warning():
     options = {"disable_log_stats": True, "max_seq_len_to_capture": 8192, "cpu_offload_gb": 0}
     with warnings.catch_warnings(record=True) as seen:

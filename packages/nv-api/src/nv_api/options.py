@@ -57,6 +57,8 @@ NO_DIFFERENCE = frozenset(
     }
 )
 """vLLM's options that change nothing here, whatever their value."""
+FOR_RANKS = frozenset({"disable_custom_all_reduce"})
+"""The engine's options that change nothing without `tensor_parallel_size`."""
 
 UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "allowed_local_media_path": ("",),
@@ -119,7 +121,8 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     _warn_of_promises(known)
     kinds = {field.name: field.type for field in fields(EngineConfig)} | TOKENIZER
     del kinds["model"]
-    ignored = sorted(known.keys() & NO_DIFFERENCE)
+    alone = (known.get("tensor_parallel_size") or 1) == 1
+    ignored = sorted(known.keys() & (NO_DIFFERENCE | FOR_RANKS if alone else NO_DIFFERENCE))
     for name in known.keys() - kinds.keys() - NO_DIFFERENCE:
         _check_unbuilt(name, known[name], kinds)
         ignored.append(name)
