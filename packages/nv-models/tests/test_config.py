@@ -151,7 +151,6 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
         ({"architectures": None}, "none named"),
         ({"use_sliding_window": True, "max_window_layers": 0}, "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
-        ({"layer_types": ["full_attention"] * 9}, "layer_types has 9 entries and num_hidden_la"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"vocab_size": None}, "vocab_size is missing"),

@@ -215,19 +215,13 @@ def refuse_quantized(raw: Mapping[str, Any]) -> None:
 
 def refuse_unsupported(values: Mapping[str, Any]) -> None:
     """Raise ValueError for a feature that would silently be computed wrong."""
-    layer_types, num_layers = strings(values, "layer_types"), size(values, "num_hidden_layers")
-    kinds = set(layer_types) - {"full_attention"}
+    kinds = set(strings(values, "layer_types")) - {"full_attention"}
     first_windowed = numbers(values, ("max_window_layers",)).get("max_window_layers", 28)
     windowed = flag(values, "use_sliding_window") and values.get("sliding_window", 4096)
-    if kinds or (windowed and first_windowed < num_layers):
+    if kinds or (windowed and first_windowed < size(values, "num_hidden_layers")):
         raise ValueError(
             f"sliding_window = {values.get('sliding_window')} is active, which is not supported; "
             "set use_sliding_window to false (and layer_types to null) to attend to everything"
-        )
-    if layer_types and len(layer_types) != num_layers:
-        raise ValueError(
-            f"layer_types has {len(layer_types)} entries and num_hidden_layers is {num_layers}: "
-            "give one a layer, or set layer_types to null"
         )
     activation = values.get("hidden_act", "silu")
     if activation != "silu":
