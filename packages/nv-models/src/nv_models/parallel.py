@@ -21,8 +21,8 @@ class TensorParallel:
         rank: this process, 0 <= rank < size.
         size: how many processes share the model; with 1 every collective returns its input.
         group: the process group; None is the default group.
-        peers: memory that the ranks write into each other, for sums of few rows; None where there
-            is none, and every sum goes through the group.
+        peers: memory that the ranks write into each other, for a layer's sums; None where there is
+            none, and every sum goes through the group.
     """
 
     rank: int = 0
@@ -101,8 +101,8 @@ class TensorParallel:
     def layer_sum(self, batch_invariant: bool) -> nk.RankSum | None:
         """The sum that a layer's row products end in; None with one rank.
 
-        A sum that the norm makes itself (`peers`) is for few rows, and the library's for more need
-        not round alike: one that must not depend on the number of rows is always the same.
+        The norm makes some sums itself (`peers`, depending on the rows), and the library's need not
+        round alike: one that must not depend on the number of rows is always the same.
         """
         if self.size == 1:
             return None

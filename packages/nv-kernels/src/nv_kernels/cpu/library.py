@@ -64,7 +64,7 @@ def find_compiler() -> list[str]:
     """The compiler's command, `$CXX` with its arguments if that is set; empty if there is none."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     commands = (shlex.split(name) for name in names)
-    return next((command for command in commands if shutil.which(command[0])), [])
+    return next((each for each in commands if each and shutil.which(each[0])), [])
 
 
 def _folder() -> Path:
