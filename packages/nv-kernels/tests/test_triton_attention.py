@@ -8,7 +8,8 @@ from attention_cases import assert_attends, step
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
 from nv_kernels.attention.triton import TritonAttention
 from nv_kernels.kv import KVLayout
-from nv_kernels.metadata import AttentionShape
+from nv_kernels.metadata import AttentionMetadata, AttentionShape
+from nv_kernels.triton import settings
 
 
 def attend(case):
@@ -30,6 +31,40 @@ def check(rows, **options):
 @outer_only
 def test_under_the_interpreter():
     run_interpreted(__file__)
+
+
+@on_device
+@pytest.mark.parametrize(
+    ("rows", "context", "longest", "expected"),
+    [
+        (16, 8230, 8230, {129: 1}),  # a third of 129 tiles each would be a second round
+        (16, 2000, 2000, {32: 1}),
+        (18, 200, 200, {4: 1}),
+        (18, 200, 32768, {4: 1, 64: 8}),  # one row of many tiles: not a piece of 512
+    ],
+)
+def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
+    """On a card of 8 processors, 40 pieces of these sizes run at once, and 64 tiles are large."""
+    monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 8)
+    shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 4, 2, 64, 256)
+    lengths = torch.tensor([longest] + [context] * (rows - 1), dtype=torch.int32, device=DEVICE)
+    tables = torch.zeros(rows, longest // 256 + 1, dtype=torch.int32, device=DEVICE)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=DEVICE)
+    metadata = AttentionMetadata(starts, lengths, tables, 1, longest, rows)
+    plan = TritonAttention(shape, "a test").plan(metadata).decode
+    assert plan.settings.num_resident == 40
+    assert plan.settings.max_tiles == 64
+    records = plan.records.view(-1, 8)[: plan.num_pieces].cpu().tolist()
+    tiles = {(item, first): count for item, first, count, *_ in records if item >= 0}
+    for row, length in enumerate(lengths.tolist()):
+        for item in (2 * row, 2 * row + 1):
+            cut = sorted((first, count) for (of, first), count in tiles.items() if of == item)
+            size = -(-length // 64)
+            assert sum(count for _, count in cut) == size
+            assert [first for first, _ in cut] == [
+                sum(count for _, count in cut[:index]) for index in range(len(cut))
+            ]
+            assert len(cut) == expected.get(max(count for _, count in cut))
 
 
 DTYPES = [torch.bfloat16] if INTERPRETING else [torch.bfloat16, torch.float16]

@@ -44,6 +44,28 @@ def smallest_chunk(tiles, present, low, high, bound, NUM_KV_HEADS: tl.constexpr)
     return high
 
 
+@triton.jit
+def choose_chunk(
+    tiles, present, num_pieces, num_resident, NUM_KV_HEADS: tl.constexpr, MAX_TILES: tl.constexpr
+):
+    """Give the most tiles of a piece: few enough to fill the card, and no more than MAX_TILES.
+
+    But rather half more than a processor's share, if then all pieces run at once.
+    """
+    none = tl.full((), 0, tl.int32)  # a loop carries tensors, not constants
+    chunk = smallest_chunk(tiles, present, none, none + MAX_TILES, num_resident, NUM_KV_HEADS)
+    if count_pieces(tiles, present, chunk, NUM_KV_HEADS) > num_resident:
+        share = tl.sum(tiles, 0) * NUM_KV_HEADS // num_resident
+        most = tl.maximum(chunk, share * 3 // 2)
+        larger = smallest_chunk(tiles, present, chunk, most, num_resident, NUM_KV_HEADS)
+        at_once = count_pieces(tiles, present, larger, NUM_KV_HEADS) <= num_resident
+        chunk = tl.where(at_once, larger, chunk)
+    if count_pieces(tiles, present, chunk, NUM_KV_HEADS) > num_pieces:
+        most = tl.max(tiles, 0)
+        chunk = smallest_chunk(tiles, present, chunk, most, num_pieces, NUM_KV_HEADS)
+    return chunk
+
+
 @triton.jit(do_not_specialize=["table_stride", "num_rows", "num_pieces", "num_resident"])
 def decode_plan_kernel(
     context_lens_ptr,
@@ -72,11 +94,7 @@ def decode_plan_kernel(
     rows = tl.arange(0, ROWS)
     present = rows < num_rows
     tiles = tl.cdiv(tl.load(context_lens_ptr + rows, mask=present, other=0), TILE)
-    none = tl.full((), 0, tl.int32)  # a loop carries tensors, not constants
-    chunk = smallest_chunk(tiles, present, none, none + MAX_TILES, num_resident, NUM_KV_HEADS)
-    if count_pieces(tiles, present, chunk, NUM_KV_HEADS) > num_pieces:
-        most = tl.max(tiles, 0)
-        chunk = smallest_chunk(tiles, present, chunk, most, num_pieces, NUM_KV_HEADS)
+    chunk = choose_chunk(tiles, present, num_pieces, num_resident, NUM_KV_HEADS, MAX_TILES)
     pieces = tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0)  # of one head
     longest = tl.cdiv(tiles, tl.maximum(pieces, 1))
 
@@ -89,14 +107,14 @@ def decode_plan_kernel(
     total = tl.sum(pieces, 0) * NUM_KV_HEADS
     table = block_tables_ptr + row.to(tl.int64) * table_stride
     small = own_tiles // own_pieces
-    larger = own_tiles % own_pieces  # so many pieces have a tile more
+    uneven = own_tiles % own_pieces  # so many pieces have a tile more
     for start in tl.range(0, own_pieces * NUM_KV_HEADS, CHUNK, num_stages=1):
         piece = start + tl.arange(0, CHUNK)
         mine = piece < own_pieces * NUM_KV_HEADS
         index = piece // NUM_KV_HEADS
         head = piece % NUM_KV_HEADS
-        tile = index * small + tl.minimum(index, larger)
-        count = small + (index < larger).to(tl.int32)
+        tile = index * small + tl.minimum(index, uneven)
+        count = small + (index < uneven).to(tl.int32)
         second = tl.maximum(tl.minimum(tile + 1, tile + count - 1), 0)
         some = mine & (count > 0)
         block = tl.load(table + (tile * TILE) // PAGE, mask=some, other=0)
