@@ -218,15 +218,14 @@ def prefetch_tiles(
             if ahead > 1:
                 last = tl.maximum(tl.minimum(tile, first_tile + num_tiles - 1), 0)
                 tile_block = tl.load(table + (last * TILE) // PAGE)
-            start = tl.where(there, tile_block, 0).to(tl.int64) * KV_BLOCK
-            start += tl.where(there, (tile * TILE) % PAGE, 0) * KV_TOKEN
-            spot = start + tl.where(wanted, token * KV_TOKEN + (line % LINES) * 64, 0)
+            start = tile_block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % PAGE) * KV_TOKEN
+            spot = start + token * KV_TOKEN + (line % LINES) * 64
         else:
             blocks = tl.load(table + (tile * TILE + token) // PAGE, mask=wanted, other=0)
-            inner = tl.where(wanted, (token % PAGE) * KV_TOKEN + (line % LINES) * 64, 0)
+            inner = (token % PAGE) * KV_TOKEN + (line % LINES) * 64
             spot = blocks.to(tl.int64) * KV_BLOCK + inner
-        prefetch_l2(k_ptr + spot)
-        prefetch_l2(v_ptr + spot)
+        prefetch_l2(k_ptr + spot, wanted)
+        prefetch_l2(v_ptr + spot, wanted)
 
 
 @triton.jit

@@ -26,13 +26,18 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch_l2(pointer):
-    """Fetch the 128-byte lines of a tensor of pointers into L2; a hint."""
+def prefetch_l2(pointer, wanted):
+    """Fetch the 128-byte lines of a tensor of pointers into L2, where wanted; a hint."""
     if not INTERPRETED:
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [pointer.to(tl.int64)],
+            """{
+            .reg .pred wanted;
+            setp.ne.b32 wanted, $2, 0;
+            @wanted prefetch.global.L2 [$1];
+            mov.b32 $0, 0;
+            }""",
+            "=r,l,r",
+            [pointer.to(tl.int64), wanted.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
