@@ -23,6 +23,7 @@ from nv_kernels.triton import settings
 from nv_kernels.triton.decode_attention import decode_attention_kernel
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.prefill_attention import prefill_attention_kernel
+from nv_kernels.triton.widen_kv import widen_kv
 
 if TYPE_CHECKING:
     from nv_kernels.attention.triton_plan import DecodePlan, PrefillPlan
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 LOG2_E = math.log2(math.e)
 PAIR_SCALE = 256.0  # the 2**8 that the kernels' reading of e4m3 leaves out
+WIDENED_BYTES = 2**29  # of the e4m3 that a step's chunk rows see, copied to 16 bits
 
 
 @dataclass(frozen=True)
@@ -183,21 +185,28 @@ class TritonAttention:
         grid = (num_tiles, shape.num_kv_heads)
         k, v, fp8 = _loaded(kv)
         unit = PAIR_SCALE if fp8 else 1.0
+        block_tables = metadata.block_tables
+        hopper = settings.hopper_prefill_settings(shape) if is_hopper(q) else None
+        if hopper is not None and fp8:
+            widened = self._widen(k, v, metadata, q.dtype)
+            if widened is None:
+                hopper = None
+            else:
+                k, v, block_tables = widened
         rest = (
-            metadata.block_tables,
+            block_tables,
             out,
             plan.records,
-            metadata.block_tables.stride(0),
+            block_tables.stride(0),
             plan.num_records,
             num_tokens,
             scale * LOG2_E * kv.k_scale * unit,
             kv.v_scale * unit,
         )
-        chosen = None if fp8 else settings.hopper_prefill_settings(shape)
-        if chosen is not None and is_hopper(q):
+        if hopper is not None:
             programs = min(math.prod(grid), settings.num_multiprocessors(shape.device))
-            hopper = importlib.import_module("nv_kernels.triton.hopper_launch")
-            hopper.launch(programs, (q, k, v), rest, chosen)
+            module = importlib.import_module("nv_kernels.triton.hopper_launch")
+            module.launch(programs, (q, k, v), rest, hopper)
             return
         chosen = settings.prefill_settings(shape)
         prefill_attention_kernel[grid](
@@ -222,6 +231,25 @@ class TritonAttention:
             num_stages=chosen.stages,
             **dependent_launch(q),
         )
+
+    def _widen(
+        self, k: torch.Tensor, v: torch.Tensor, metadata: AttentionMetadata, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+        """Copy the chunk rows' e4m3 into 16-bit blocks with a table; None if they are too many."""
+        shape, num_rows = self.shape, metadata.context_lens.shape[0]
+        width = triton.cdiv(metadata.max_context_len, shape.block_size)
+        inner = (shape.num_kv_heads, shape.block_size, shape.head_dim)
+        num_blocks = (num_rows - metadata.num_decodes) * width
+        room = WIDENED_BYTES // (2 * 2 * math.prod(inner))
+        if num_blocks > room:
+            return None
+        blocks = self.buffers.get("widened", 2 * room * math.prod(inner), dtype)
+        wide_k, wide_v = blocks.view(2, room, *inner)[:, :num_blocks]
+        size = triton.next_power_of_2(num_rows * width)
+        tables = self.buffers.get("widened tables", size, torch.int32)
+        tables = tables[: num_rows * width].view(num_rows, width)
+        widen_kv(k, v, metadata, wide_k, wide_v, tables)
+        return wide_k.transpose(1, 2), wide_v.transpose(1, 2), tables
 
 
 def _loaded(kv: KVCache) -> tuple[torch.Tensor, torch.Tensor, bool]:
