@@ -179,7 +179,7 @@ def plain(layer, hidden):
 
 
 def run(pieces, layer, hidden, reduce=None):
-    stream = nk.Stream(hidden)
+    stream = nk.Stream(hidden.clone())  # it may be written over
     qkv, stream = pieces.attention_input(layer, stream)
     qkv = summed(qkv).to(hidden.dtype)
     attended = qkv[:, : qkv.shape[1] // 2].contiguous()

@@ -75,7 +75,7 @@ def attention_output(
     Args:
         layer: the weights.
         attended: [T, Hq D].
-        stream: as `attention_input` returned it.
+        stream: as `attention_input` returned it; its tensors may be written over.
         reduce: sums a [T, E] tensor over the ranks, or None. What a RankSum's peers serve may be
             left to the next norm.
 

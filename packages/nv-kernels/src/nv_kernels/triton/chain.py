@@ -2,8 +2,9 @@
 
 At 1 and 2 tokens four launches: norm + qkv | output + residual | norm + gate_up + silu |
 down + residual. From 3 tokens on six: add + norm | qkv | output | add + norm | gate_up + silu |
-down, where the norms sum the products' partials and gate_up + silu is two launches if the
-library multiplies. Over ranks always six where their peer memory serves: the norms sum over it.
+down, where the norms sum the products' partials. Where the library multiplies, it adds to the
+residual itself, and gate_up + silu is two launches. Over ranks always six where their peer memory
+serves: the norms sum over it.
 
 Owns that order. Never chooses a product's form.
 """
@@ -16,15 +17,16 @@ from nv_kernels.layer import Stream
 from nv_kernels.peers import RankSum
 from nv_kernels.triton.activation import silu_and_mul
 from nv_kernels.triton.all_reduce import all_reduce_add_rms_norm
-from nv_kernels.triton.forms import Gemv
+from nv_kernels.triton.forms import Gemv, Library
 from nv_kernels.triton.gemv import gemv
-from nv_kernels.triton.linear import form_for, gated_linear, linear, linear_partials
+from nv_kernels.triton.linear import form_for, gated_linear, linear, linear_partials, product
 from nv_kernels.triton.norm import add_rms_norm
 
 if TYPE_CHECKING:
     import torch
 
     from nv_kernels.layer import LayerWeights, Reduce
+    from nv_kernels.peers import PeerBuffers
 
 
 def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:
@@ -55,22 +57,32 @@ def attention_output(
     peers = reduce.peers_for(stream.hidden) if isinstance(reduce, RankSum) else None
     if peers is not None:
         reduce = None  # the norms do it
-    pending = _pending(attended, layer.output, layer.output_bias, reduce)
-    normed, hidden = _normalise(Stream(stream.hidden, pending, peers), layer.mlp_norm, layer.eps)
+    stream = _add(stream.hidden, attended, layer.output, layer.output_bias, reduce, peers)
+    normed, hidden = _normalise(stream, layer.mlp_norm, layer.eps)
     if layer.gate_up_bias is None:
         activated = gated_linear(normed, layer.gate_up)
     else:
         activated = silu_and_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
-    return Stream(hidden, _pending(activated, layer.down, layer.down_bias, reduce), peers)
+    return _add(hidden, activated, layer.down, layer.down_bias, reduce, peers)
 
 
-def _pending(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, reduce: Reduce | None
-) -> torch.Tensor:
-    """Multiply for the next norm, which sums partials."""
+def _add(  # noqa: PLR0917  # what a product needs
+    hidden: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    reduce: Reduce | None,
+    peers: PeerBuffers | None,
+) -> Stream:
+    """Add a product to the residual: in place where the library can, else by the next norm."""
     if reduce is not None:
-        return reduce(linear(x, weight, bias))
-    return linear_partials(x, weight) if bias is None else linear(x, weight, bias)
+        return Stream(hidden, reduce(linear(x, weight, bias)))
+    if bias is not None:
+        return Stream(hidden, linear(x, weight, bias), peers)
+    form = form_for(x, weight)
+    if peers is None and isinstance(form, Library):
+        return Stream(hidden.addmm_(x, weight.t()))  # the norm need not read both and write the sum
+    return Stream(hidden, product(form, x.contiguous(), weight), peers)
 
 
 def _few(
