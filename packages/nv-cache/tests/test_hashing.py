@@ -3,7 +3,7 @@ from itertools import chain as concatenated
 
 import pytest
 from nv_cache import BlockManager, HashChain
-from nv_cache.hashing import digest, pack
+from nv_cache.hashing import beginnings, digest, pack
 
 TOKENS = [5, 2**32 - 1, 0, *range(1000, 1061)]
 
@@ -89,3 +89,11 @@ def test_a_forked_chain_goes_its_own_way() -> None:
     assert fork.digests[1] != chain.digests[1]
     assert fork.digests[1] == digest(chain.digests[0], pack([9] * 16, 0, 16))
     assert len(chain.digests) == 4
+
+
+def test_names_of_beginnings_are_those_of_their_tokens() -> None:
+    packed, parent = pack(TOKENS, 0, 64), digest(b"", pack([7], 0, 1))
+    ends = range(64, 257, 64)  # bytes: 16, 32, 48 and 64 tokens
+    expected = [digest(parent, pack(TOKENS, 0, end // 4)) for end in ends]
+    assert beginnings(parent, packed, ends) == expected
+    assert beginnings(parent, packed, ()) == []

@@ -8,7 +8,7 @@ of a block: ``digest(parent, tokens)`` for 16, 32, ... tokens, up to the full bl
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from xxhash import xxh3_128_digest
@@ -56,6 +56,12 @@ def _four_byte_view(tokens: Sequence[int]) -> memoryview | None:
 def digest(parent: bytes, packed: memoryview) -> bytes:
     """Name the tokens `packed` that follow the prefix named `parent` (16 bytes)."""
     return xxh3_128_digest(parent + packed)
+
+
+def beginnings(parent: bytes, packed: memoryview, ends: Iterable[int]) -> list[bytes]:
+    """Name several beginnings of `packed` at once: ``digest(parent, packed[:end])`` of each end."""
+    text, root = parent + packed, len(parent)
+    return [xxh3_128_digest(text[: root + end]) for end in ends]
 
 
 class HashChain:

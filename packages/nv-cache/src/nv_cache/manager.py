@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from nv_cache.events import BlockRemoved, BlockStored, CacheCleared, EventLog
-from nv_cache.hashing import PART, HashChain
+from nv_cache.hashing import PART, TOKEN_BYTES, HashChain, pack
 from nv_cache.pool import BlockPool
 from nv_cache.prefix import PrefixIndex
 from nv_cache.stats import CacheStats
@@ -139,10 +139,13 @@ class BlockManager:
                 f"{table.copies} are outstanding; queue them and call copied(table) first"
             )
         table.chain.extend(tokens, upto // self.block_size)
-        for index in range(table.num_published // self.block_size, -(-upto // self.block_size)):
-            name = self._index.add(table.ids[index], table.chain, index, tokens, upto)
+        first, width = table.num_published // self.block_size, self.block_size * TOKEN_BYTES
+        packed = pack(tokens, first * self.block_size, upto)
+        for index, start in enumerate(range(0, len(packed), width), first):
+            parent = table.chain.parent(index)
+            name = self._index.add(table.ids[index], parent, packed[start : start + width])
             if name is not None and self._events is not None:
-                self._events.add(BlockStored(name, table.chain.parent(index)))
+                self._events.add(BlockStored(name, parent))
         table.num_published = upto
 
     def copied(self, table: BlockTable) -> None:

@@ -6,7 +6,7 @@ Owns the names under which a block can be found. Never knows whether a block is 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from nv_cache.hashing import PART, TOKEN_BYTES, HashChain, digest, pack
+from nv_cache.hashing import PART, TOKEN_BYTES, HashChain, beginnings, digest, pack
 
 PART_BYTES = PART * TOKEN_BYTES
 
@@ -73,30 +73,26 @@ class PrefixIndex:
                 low, best = middle, (block, middle * PART)
         return best
 
-    def add(
-        self, block: int, chain: HashChain, index: int, tokens: Sequence[int], upto: int
-    ) -> bytes | None:
-        """Let `block`, the sequence's block `index`, be found by its tokens before `upto`.
+    def add(self, block: int, parent: bytes, packed: memoryview) -> bytes | None:
+        """Let `block` be found by its tokens so far, `packed`, after the prefix named `parent`.
 
         Names that it already has, as a shared block may, are kept.
 
         Returns:
             The full block's name if it became findable just now.
         """
-        start = index * self.block_size
-        num_tokens = min(upto - start, self.block_size)
-        parent = chain.parent(index)
-        packed = pack(tokens, start, start + min(num_tokens, self.block_size - PART))
-        names = self._names.setdefault(block, [])
+        known = self._names.setdefault(block, [])
         self._parents[block] = parent
-        for length in range((len(names) + 1) * PART, num_tokens + 1, PART):
-            if length == self.block_size:
-                name = chain.digests[index]
-                names.append(name)
-                return name if self._add_name(name, block) else None
-            names.append(digest(parent, packed[: length * TOKEN_BYTES]))
-            self._add_name(names[-1], block)
-        return None
+        first = (len(known) + 1) * PART_BYTES
+        names = beginnings(parent, packed, range(first, len(packed) + 1, PART_BYTES))
+        known += names
+        if self._blocks.keys().isdisjoint(names):  # mostly: nobody has had these tokens before
+            self._blocks.update(dict.fromkeys(names, block))
+            is_new = True
+        else:
+            is_new = [self._add_name(name, block) for name in names][-1]
+        is_full = len(packed) == self.block_size * TOKEN_BYTES
+        return names[-1] if names and is_full and is_new else None
 
     def remove(self, block: int) -> bytes | None:
         """Forget `block`; returns its full name if no other block has that."""
@@ -104,14 +100,12 @@ class PrefixIndex:
         names = self._names.pop(block)
         is_last = False
         for name in names:
-            found = self._blocks[name]
+            found = self._blocks.pop(name)
             is_last = isinstance(found, int)
             if isinstance(found, int):
-                del self._blocks[name]
                 continue
             del found[block]
-            if len(found) == 1:
-                self._blocks[name] = next(iter(found))
+            self._blocks[name] = found if len(found) > 1 else next(iter(found))
         return names[-1] if is_last and len(names) * PART == self.block_size else None
 
     def clear(self) -> None:

@@ -69,7 +69,7 @@ class Placement:
             if table is not None:
                 return table
         # What is cached is not computed, and so says nothing of the prompt's probabilities.
-        known = () if sequence.prompt_logprobs is not None else tuple(sequence.token_ids)
+        known = () if sequence.prompt_logprobs is not None else sequence.token_ids
         return self.blocks.match(known, chain=sequence.chain)
 
     def _fill(self, table: BlockTable, num_tokens: int) -> bool:
