@@ -1,4 +1,8 @@
-"""One request alone, 128 tokens in and 256 out: milliseconds a token after the first."""
+"""One request alone, 128 tokens in and 256 out: milliseconds a token after the first.
+
+By the difference of two runs, one with `--output-len` tokens and one with `--shared-len`: what
+both have, the prompts and the steps in which not every row decodes yet, does not count.
+"""
 
 import argparse
 
@@ -8,7 +12,11 @@ from workload import QWEN3, bound_seconds, model_folder, uniform_workload
 
 
 def main(
-    name: str = "latency", batch: int = 1, prompt_len: int = 128, output_len: int = 256
+    name: str = "latency",
+    batch: int = 1,
+    prompt_len: int = 128,
+    output_len: int = 256,
+    shared_len: int = 1,
 ) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="nv")
@@ -16,6 +24,7 @@ def main(
     parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--prompt-len", type=int, default=prompt_len)
     parser.add_argument("--output-len", type=int, default=output_len)
+    parser.add_argument("--shared-len", type=int, default=shared_len)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -36,25 +45,29 @@ def main(
         max_num_seqs=args.batch,
         **options,
     )
-    full, first = [], []
+    lengths = sorted({1, args.shared_len, args.output_len})
+    seconds: dict[int, list[float]] = {length: [] for length in lengths}
     for seed in range(args.repeats + 2):  # new prompts each time: no prefix is found
-        full.append(run(uniform_workload(args.batch, args.prompt_len, args.output_len, 2 * seed)))
-        first.append(run(uniform_workload(args.batch, args.prompt_len, 1, 2 * seed + 1)))
-    steps = args.output_len - 1
-    milliseconds = (
-        (sorted(full[2:])[args.repeats // 2] - sorted(first[2:])[args.repeats // 2]) / steps * 1e3
-    )
-    work = uniform_workload(args.batch, args.prompt_len, args.output_len)
-    prompt_only = uniform_workload(args.batch, args.prompt_len, 1)
-    bound = (
-        (
-            bound_seconds(args.model, work, bandwidth, flops, kv_bytes)
-            - bound_seconds(args.model, prompt_only, bandwidth, flops, kv_bytes)
+        for index, length in enumerate(lengths):
+            work = uniform_workload(args.batch, args.prompt_len, length, 3 * seed + index)
+            seconds[length].append(run(work))
+    median = {length: sorted(each[2:])[args.repeats // 2] for length, each in seconds.items()}
+
+    def a_token(of: dict[int, float]) -> float:
+        steps = args.output_len - args.shared_len
+        return (of[args.output_len] - of[args.shared_len]) / steps * 1e3
+
+    bounds = {
+        length: bound_seconds(
+            args.model,
+            uniform_workload(args.batch, args.prompt_len, length),
+            bandwidth,
+            flops,
+            kv_bytes,
         )
-        / steps
-        * 1e3
-        / args.tensor_parallel_size
-    )
+        for length in lengths
+    }
+    milliseconds, bound = a_token(median), a_token(bounds) / args.tensor_parallel_size
     figures = {
         "engine": args.engine,
         "model": args.model,
@@ -64,7 +77,8 @@ def main(
         "disable_custom_all_reduce": args.disable_custom_all_reduce,
         "prompt_len": args.prompt_len,
         "output_len": args.output_len,
-        "first_token_ms": round(sorted(first[2:])[args.repeats // 2] * 1e3, 3),
+        "shared_len": args.shared_len,
+        "first_token_ms": round(median[1] * 1e3, 3),
         "ms_per_token": round(milliseconds, 4),
         "tokens_per_second": round(args.batch * 1e3 / milliseconds),
         "bound_ms": round(bound, 4),
