@@ -1,19 +1,8 @@
 """The gated product of many tokens on Hopper: gate and up in one pass, gated before it is written.
 
-A loading warp keeps STAGES chunks of x and of the weight in flight; each of two warp groups owns
-64 tokens of a tile. A chunk's gate rows and up rows lie one after the other in shared memory, so
-that one wgmma takes them all and a thread ends with the gate and the up of the same features. A
-group gates its half in registers while the other still multiplies and the next tile's chunks
-arrive (producers and consumers as in CUTLASS's Hopper kernels). Tiles go round in groups of
-GROUP token tiles, so that their weights and tokens stay in L2.
-
-Owns the kernel, its settings and its launch. Never decides when it wins. Gluon is experimental:
-import this module only on a Hopper card.
+Owns the settings, what the kernel takes, and its launch with descriptors for the bulk copy engine.
+Never decides when it wins. Imports Gluon: only for a Hopper card.
 """
-
-# A kernel is written in Triton's own dialect, which neither tool reads.
-# ruff: noqa: ANN001, ANN201, ANN202, PLR0917
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -21,23 +10,14 @@ from dataclasses import dataclass
 
 import torch
 import triton
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
+from nv_kernels.triton.gated_hopper_kernel import HALF, gated_hopper_kernel
 
-HALF = gl.constexpr(64)  # tokens of a computing warp group
-LOG2_E = gl.constexpr(1.4426950408889634)
 MIN_TOKENS = 512  # below, the tiles are too few for the card
-BLOCK_M = 128
+BLOCK_M = 2 * HALF.value
 
 
 @dataclass(frozen=True)
@@ -51,6 +31,7 @@ class GatedSettings:
         group: token tiles that go round together.
         lag: chunks by which the second warp group starts a tile later, so that the groups do not
             gate at the same time; less than stages.
+        paired: two features share a reciprocal, of which a card makes few at a time.
     """
 
     block_n: int = 128
@@ -58,183 +39,7 @@ class GatedSettings:
     stages: int = 4
     group: int = 8
     lag: int = 0
-
-
-@gluon.jit
-def _wait_for_previous():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _let_next_start():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _place(tile, token_tiles, feature_tiles, GROUP: gl.constexpr):
-    """Give a tile's place: GROUP token tiles by every feature tile, the token tiles first."""
-    first = tile // (GROUP * feature_tiles) * GROUP
-    height = gl.minimum(token_tiles - first, GROUP)
-    inside = tile % (GROUP * feature_tiles)
-    return first + inside % height, inside // height
-
-
-@gluon.jit
-def _load(
-    x_desc, w_desc, x_ring, w_ring, full, empty, token_tiles, feature_tiles, num_chunks,
-    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    PDL: gl.constexpr,
-):  # fmt: skip
-    """Bring every chunk of every tile of this program, in order."""
-    if PDL:
-        _wait_for_previous()
-    num_tiles = token_tiles * feature_tiles
-    count = gl.to_tensor(0)  # chunks brought
-    for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        token, feature = _place(tile, token_tiles, feature_tiles, GROUP)
-        for chunk in range(num_chunks):
-            stage = count % STAGES
-            bar = full.index(stage)
-            mbarrier.wait(empty.index(stage), ((count // STAGES) & 1) ^ 1)
-            mbarrier.expect(bar, x_desc.block_type.nbytes + w_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                x_desc, [token * (2 * HALF), chunk * BLOCK_K], bar, x_ring.index(stage)
-            )
-            tma.async_copy_global_to_shared(
-                w_desc, [0, feature * BLOCK_N, chunk * BLOCK_K], bar, w_ring.index(stage)
-            )
-            count += 1
-    if PDL:
-        _let_next_start()
-
-
-@gluon.jit
-def _silu(gate):
-    """gate / (1 + exp(-gate)), by an approximate reciprocal (1 ulp; 0 past 2^126)."""
-    below = 1.0 + gl.exp2(-LOG2_E * gate)
-    share = gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [below], dtype=gl.float32, is_pure=True, pack=1
-    )
-    return gate * share
-
-
-@gluon.jit
-def _compute(
-    which: gl.constexpr, out_desc, x_ring, w_ring, y_tiles, full, empty, ahead,
-    token_tiles, feature_tiles, num_chunks,
-    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    LAG: gl.constexpr,
-):  # fmt: skip
-    """Multiply and gate tokens which * 64 to which * 64 + 63 of each tile."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 2 * BLOCK_N, 16]
-    )
-    half_layout: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
-    )
-    y_tile = y_tiles.index(which)
-    num_tiles = token_tiles * feature_tiles
-    count = gl.to_tensor(0)  # chunks used
-    turn = gl.to_tensor(0)
-    for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        if LAG > 0 and which == 1:
-            mbarrier.wait(ahead, turn & 1)
-        none = gl.zeros([HALF, 2 * BLOCK_N], gl.float32, layout)
-        stage = count % STAGES
-        mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-        x = x_ring.index(stage).slice(which * HALF, HALF)
-        w = w_ring.index(stage).reshape([2 * BLOCK_N, BLOCK_K]).permute((1, 0))
-        started = warpgroup_mma(x, w, none, use_acc=False, is_async=True)
-        sums = warpgroup_mma_wait(num_outstanding=1, deps=(started,))
-        for chunk in range(1, num_chunks):
-            before = count % STAGES
-            count += 1
-            stage = count % STAGES
-            mbarrier.wait(full.index(stage), (count // STAGES) & 1)
-            x = x_ring.index(stage).slice(which * HALF, HALF)
-            w = w_ring.index(stage).reshape([2 * BLOCK_N, BLOCK_K]).permute((1, 0))
-            started = warpgroup_mma(x, w, sums, is_async=True)
-            sums = warpgroup_mma_wait(num_outstanding=1, deps=(started,))
-            gl.thread_barrier()
-            mbarrier.arrive(empty.index(before), count=1)
-            if LAG > 0 and which == 0:
-                mbarrier.arrive(ahead, count=1, pred=chunk == LAG)
-        sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
-        gl.thread_barrier()
-        mbarrier.arrive(empty.index(count % STAGES), count=1)
-        count += 1
-        turn += 1
-        pairs = sums.reshape([HALF, 2, BLOCK_N]).permute((0, 2, 1))
-        gate, up = gl.split(pairs)
-        y = gl.convert_layout((_silu(gate) * up).to(out_desc.dtype), half_layout)
-        tma.store_wait(0)
-        gl.thread_barrier()
-        y_tile.store(y)
-        fence_async_shared()
-        gl.thread_barrier()
-        token, feature = _place(tile, token_tiles, feature_tiles, GROUP)
-        tma.async_copy_shared_to_global(
-            out_desc, [token * (2 * HALF) + which * HALF, feature * BLOCK_N], y_tile
-        )
-    tma.store_wait(0)
-
-
-@gluon.jit(do_not_specialize=["token_tiles", "feature_tiles", "num_chunks"])
-def gated_hopper_kernel(
-    x_desc, w_desc, out_desc, token_tiles, feature_tiles, num_chunks,
-    BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    LAG: gl.constexpr, PDL: gl.constexpr,
-):  # fmt: skip
-    """Tiles of 128 tokens by BLOCK_N features, each program over several; launched with 4 warps.
-
-    x_desc describes x [T, K] in boxes of [128, BLOCK_K], w_desc the weight as [2, F, K] in boxes
-    of [2, BLOCK_N, BLOCK_K], out_desc the result [T, F] in boxes of [64, BLOCK_N].
-    """
-    dtype: gl.constexpr = x_desc.dtype
-    x_ring = gl.allocate_shared_memory(dtype, [STAGES, 2 * HALF, BLOCK_K], x_desc.layout)
-    w_ring = gl.allocate_shared_memory(dtype, [STAGES, 2, BLOCK_N, BLOCK_K], w_desc.layout)
-    y_tiles = gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_N], out_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ahead = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=2)
-    mbarrier.init(ahead, count=1)
-    fence_async_shared()
-    gl.warp_specialize(
-        [
-            (
-                _compute,
-                (
-                    0, out_desc, x_ring, w_ring, y_tiles, full, empty, ahead,
-                    token_tiles, feature_tiles, num_chunks, BLOCK_N, BLOCK_K, STAGES, GROUP, LAG,
-                ),
-            ),
-            (
-                _compute,
-                (
-                    1, out_desc, x_ring, w_ring, y_tiles, full, empty, ahead,
-                    token_tiles, feature_tiles, num_chunks, BLOCK_N, BLOCK_K, STAGES, GROUP, LAG,
-                ),
-            ),
-            (
-                _load,
-                (
-                    x_desc, w_desc, x_ring, w_ring, full, empty,
-                    token_tiles, feature_tiles, num_chunks,
-                    BLOCK_N, BLOCK_K, STAGES, GROUP, PDL,
-                ),
-            ),
-        ],
-        [4, 1],
-        [240, 24],
-    )  # fmt: skip
+    paired: bool = False
 
 
 def gated_hopper(
@@ -250,13 +55,16 @@ def gated_hopper(
     Returns:
         [T, F] in x's dtype.
     """
-    chosen = chosen or GatedSettings()
-    tokens, columns = x.shape
-    features = weight.shape[0] // 2
-    out = torch.empty(tokens, features, dtype=x.dtype, device=x.device)
-    token_tiles = triton.cdiv(tokens, BLOCK_M)
-    feature_tiles = features // chosen.block_n
-    num_chunks = columns // chosen.block_k
+    out = torch.empty(x.shape[0], weight.shape[0] // 2, dtype=x.dtype, device=x.device)
+    launch(x, weight, out, chosen or GatedSettings())
+    return out
+
+
+def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chosen: GatedSettings) -> None:
+    """Write the gated product into out [T, F], contiguous; the rest as `gated_hopper`."""
+    token_tiles = triton.cdiv(x.shape[0], BLOCK_M)
+    feature_tiles = out.shape[1] // chosen.block_n
+    num_chunks = x.shape[1] // chosen.block_k
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     gated_hopper_kernel[(min(token_tiles * feature_tiles, processors),)](
         *describe(x, weight, out, chosen),
@@ -269,10 +77,10 @@ def gated_hopper(
         GROUP=chosen.group,
         # A tile must be longer than the ring, or the first group could be two tiles ahead.
         LAG=chosen.lag if num_chunks >= 2 * chosen.stages else 0,
+        PAIRED=chosen.paired,
         num_warps=4,
         **dependent_launch(x),
     )
-    return out
 
 
 def gated_hopper_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
