@@ -101,7 +101,7 @@ def test_dot(tokens, rows, columns, form, dtype):
     ("rows", "columns", "split_k"), [(256, 512, 2), (1024, 3072, 6), (4096, 1024, 1)]
 )
 def test_slab(tokens, rows, columns, split_k, dtype):
-    module = linear.slab_module()
+    module = linear.gluon_module("slab")
     if module is None or not linear.is_hopper(draw(1)):
         pytest.skip("needs Gluon and Hopper")
     x, weight = pair(tokens, rows, columns, dtype)
@@ -118,7 +118,7 @@ def test_slab(tokens, rows, columns, split_k, dtype):
 
 @pytest.mark.gpu
 @card_only
-@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 31, 64, 100, 256])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 31, 64, 100, 256, 1000])
 def test_every_tuned_shape(tokens):
     shapes = {(rows, columns, gated) for _, _, rows, columns, gated in TUNED}
     for rows, columns, gated in sorted(shapes):

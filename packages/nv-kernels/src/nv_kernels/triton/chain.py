@@ -3,8 +3,8 @@
 At 1 and 2 tokens four launches: norm + qkv | output + residual | norm + gate_up + silu |
 down + residual. From 3 tokens on six: add + norm | qkv | output | add + norm | gate_up + silu |
 down, where the norms sum the products' partials. Where the library multiplies, it adds to the
-residual itself, and gate_up + silu is two launches. Over ranks always six where their peer memory
-serves: the norms sum over it.
+residual itself (and gate_up + silu is two launches, but for many tokens on Hopper). Over ranks
+always six where their peer memory serves: the norms sum over it.
 
 Owns that order. Never chooses a product's form.
 """

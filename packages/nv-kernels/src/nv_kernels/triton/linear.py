@@ -1,4 +1,4 @@
-"""Products of few tokens by a weight: the form by shape, the library where it wins.
+"""Products by a weight: the form by shape, the library where it wins.
 
 Owns the choice at call time (card, dtype, alignment). Never cuts: `forms` does.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch.nn import functional
 
@@ -66,7 +66,12 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Returns:
         [T, F] in x's dtype.
     """
-    return product(form_for(x, weight, gated=True), x.contiguous(), weight, gated=True)
+    form, x = form_for(x, weight, gated=True), x.contiguous()
+    if isinstance(form, Library) and is_hopper(x):
+        module = gluon_module("gated_hopper")
+        if module is not None and module.gated_hopper_fits(x, weight):
+            return cast("torch.Tensor", module.gated_hopper(x, weight))
+    return product(form, x, weight, gated=True)
 
 
 def normed_linear(
@@ -97,7 +102,7 @@ def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> F
     form = choose(tokens, weight.shape[0], columns, gated)
     if isinstance(form, (Gemv, Library)):
         return form
-    if not is_hopper(x) or (isinstance(form, Slab) and slab_module() is None):
+    if not is_hopper(x) or (isinstance(form, Slab) and gluon_module("slab") is None):
         return Library()
     return form
 
@@ -112,7 +117,7 @@ def product(
     if isinstance(form, Gemv):
         return gemv(form, x, weight, gated=gated)
     if isinstance(form, Slab):
-        module = slab_module()
+        module = gluon_module("slab")
         assert module is not None
         result: torch.Tensor = module.slab(form, x, weight, gated=gated)
         return result
@@ -120,9 +125,9 @@ def product(
 
 
 @cache
-def slab_module() -> ModuleType | None:
-    """Import the Gluon kernel; None where this Triton's Gluon is another one."""
+def gluon_module(name: str) -> ModuleType | None:
+    """Import a module with a Gluon kernel; None where this Triton's Gluon is another one."""
     try:
-        return importlib.import_module("nv_kernels.triton.slab")
+        return importlib.import_module(f"nv_kernels.triton.{name}")
     except ImportError:
         return None
