@@ -178,6 +178,22 @@ def test_fields_may_be_set_and_are_checked_when_a_request_is_made() -> None:
         params.frozen()
 
 
+def test_a_list_that_grew_is_checked_when_a_request_is_made() -> None:
+    params = SamplingParams(stop_token_ids=[3])
+    params.stop_token_ids.append(-1)
+    with pytest.raises(ValueError, match="stop_token_ids entry is -1"):
+        params.frozen()
+    params.stop_token_ids[1] = np.int64(4)
+    assert repr(params.frozen().stop_token_ids) == "[3, 4]"
+
+
+def test_a_value_of_a_copy_is_checked_too() -> None:
+    params = SamplingParams(top_p=0.5).frozen().clone()
+    params.top_p = 7
+    with pytest.raises(ValueError, match="top_p is 7"):
+        params.frozen()
+
+
 def test_a_clone_shares_nothing() -> None:
     params = SamplingParams(stop_token_ids=[3], logit_bias={4: 1.0})
     twin = params.clone()

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from nv_engine import Engine, EngineConfig
 from nv_engine.executor.base import ModelFacts
 from nv_engine.params import SamplingParams
-from nv_engine.validation import check_params
+from nv_engine.validation import check_params, plain_prompt
 
 FACTS = ModelFacts(vocab_size=40, eos_token_ids=(1,), max_model_len=64, num_blocks=8, block_size=16)
 
@@ -48,6 +49,25 @@ def test_a_token_is_left_to_draw(fields: dict[str, object], message: str) -> Non
 )
 def test_one_token_is_enough(fields: dict[str, object]) -> None:
     check_params(SamplingParams(**fields), None, FACTS)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("token", [-1, 40, 2**32 + 5, -(2**70)])
+def test_a_prompts_ids_are_of_the_vocabulary(token: int, plain: bool) -> None:
+    with pytest.raises(ValueError, match=rf"^the prompt has token id {token}: .*0 \.\. 39$"):
+        plain_prompt([0, 39, token, 41], FACTS, plain=plain)
+    assert plain_prompt([0, 39], FACTS, plain=plain) == [0, 39]
+
+
+def test_a_prompt_becomes_plain_ints_unless_it_is_said_to_be() -> None:
+    given = [np.int64(3), True]
+    assert repr(plain_prompt(given, FACTS)) == "[3, 1]"
+    assert repr(plain_prompt(tuple(given), FACTS, plain=True)) == "[3, 1]"  # no list
+    with pytest.raises(ValueError, match="must be a list of integer token ids"):
+        plain_prompt([2.5], FACTS)
+    known = [3, 1]
+    assert plain_prompt(known, FACTS) is not known
+    assert plain_prompt(known, FACTS, plain=True) is known
 
 
 def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:

@@ -131,13 +131,14 @@ class Processor:
                 there is none; of several prompts, the error says which it was.
             ImportError: one has a grammar, and llguidance is not installed.
         """
-        copies = {id(each): each.frozen() for each in params}
+        distinct = {id(each): each for each in params}  # one may be of all prompts
+        copies = {key: each.frozen() for key, each in distinct.items()}
         frozen = [copies[id(each)] for each in params]
         asked: list[Asked] = []
-        for prompt, own in zip(prompts, frozen, strict=True):
-            with numbered(len(asked), len(prompts)):
+        with numbered(asked, len(prompts)):
+            for prompt, own in zip(prompts, frozen, strict=True):
                 asked.append((prompt.token_ids, self._lower(own), self._grammar(own)))
-        ids = self._engine.add_list(asked)
+        ids = self._engine.add_list(asked, plain=True)
         try:
             requests = list(map(self._request, ids, prompts, frozen))
             self._requests.update((request.request_id, request) for request in requests)

@@ -29,6 +29,7 @@ class TokenPrompt(NamedTuple):
 
     text: str | None
     token_ids: list[int]
+    """Plain ints: the engine does not look at their types again."""
 
 
 def prompt_list(prompts: object) -> list[Prompt]:
@@ -111,7 +112,7 @@ def _token_ids(ids: object, name: str) -> list[int]:
         ids = ids.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
-    if ids and set(map(type, ids)) == {int}:  # nearly always, and a prompt is long
+    if ids and list(map(type, ids)).count(int) == len(ids):  # nearly always; a prompt is long
         return list(ids)
     wrong = next((token for token in ids if not _is_integer(token)), None)
     if wrong is not None:

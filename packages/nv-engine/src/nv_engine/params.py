@@ -6,7 +6,7 @@ they are) and never touches a tensor.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any
 
@@ -15,6 +15,9 @@ from nv_engine.grammar import StructuredOutputsParams
 
 MAX_SEED = 2**64
 _FROZEN = "_is_frozen"
+_CHECKED = "_is_checked"
+"""Marks that no field was set since the last check."""
+_SCALARS = frozenset({bool, int, float, str, type(None)})
 _FLAGS = (
     "include_stop_str_in_output",
     "ignore_eos",
@@ -83,8 +86,11 @@ class SamplingParams:
         self.check()
 
     def __setattr__(self, name: str, value: object) -> None:
-        if _FROZEN in self.__dict__:
+        own = self.__dict__
+        if _FROZEN in own:
             raise FrozenInstanceError(f"{name} cannot be set: a request has these parameters")
+        if _CHECKED in own:
+            del own[_CHECKED]
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
@@ -104,6 +110,7 @@ class SamplingParams:
             raise ValueError(
                 f"structured_outputs is {asked!r}: it must be a StructuredOutputsParams"
             )
+        self.__dict__[_CHECKED] = True
 
     def _make(self, name: str, plain: Callable[..., Any], *bounds: float, **more: object) -> None:
         """Put the plain value of a field in its place."""
@@ -118,13 +125,18 @@ class SamplingParams:
 
     def clone(self) -> "SamplingParams":
         """A copy with nothing in common; its fields may be set."""
-        twin = copy(self)
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
         twin.__dict__.pop(_FROZEN, None)
-        plain = (bool, int, float, str, type(None))  # nearly all, and every request is a clone
         for name, value in self.__dict__.items():
-            if not isinstance(value, plain):
+            if type(value) not in _SCALARS:  # nearly all are, and every request is a clone
                 twin.__dict__[name] = deepcopy(value)
         return twin
+
+    @property
+    def _is_scalar(self) -> bool:
+        """True if no value can change by itself, as a list can."""
+        return _SCALARS.issuperset(map(type, self.__dict__.values()))
 
     def frozen(self) -> "SamplingParams":
         """A copy that nobody can change, or this one if it is such a copy.
@@ -134,7 +146,8 @@ class SamplingParams:
         """
         if _FROZEN in self.__dict__:
             return self
-        self.check()
+        if _CHECKED not in self.__dict__ or not self._is_scalar:
+            self.check()
         twin = self.clone()
         twin.__dict__[_FROZEN] = True
         return twin

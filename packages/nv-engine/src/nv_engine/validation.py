@@ -3,9 +3,12 @@
 Owns the checks that need the model's facts, and their sentences. Never changes anything.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from operator import index as as_index
+
+import numpy as np
 
 from nv_engine.executor.base import ModelFacts
 from nv_engine.grammar import Grammar
@@ -16,29 +19,24 @@ Asked = tuple[Iterable[int], SamplingParams, Grammar | None]
 
 
 @contextmanager
-def numbered(number: int, count: int) -> Iterator[None]:
-    """Let a ValueError say which of `count` prompts it is of, if there are several."""
+def numbered(done: Sized, count: int) -> Iterator[None]:
+    """Let a ValueError say which of `count` prompts, if several: the one after those `done`."""
     try:
         yield
     except ValueError as error:
         if count == 1:
             raise
-        raise ValueError(f"prompt {number}: {error}") from error
+        raise ValueError(f"prompt {len(done)}: {error}") from error
 
 
-def plain_prompt(token_ids: Iterable[int], facts: ModelFacts) -> list[int]:
-    """The prompt as a list of plain ints.
+def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = False) -> list[int]:
+    """The prompt as a list of plain ints; with `plain`, a list is known to be one, and is it.
 
     Raises:
         ValueError: it is empty, leaves no room for one token more, or has an id that is no integer
             or outside the vocabulary.
     """
-    try:
-        prompt = list(token_ids)
-        if set(map(type, prompt)) != {int}:  # plain ints nearly always, and a prompt is long
-            prompt = list(map(as_index, prompt))
-    except TypeError as error:
-        raise ValueError(f"the prompt must be a list of integer token ids: {error}") from None
+    prompt = token_ids if plain and isinstance(token_ids, list) else _plain_ids(token_ids)
     if not prompt:
         raise ValueError("the prompt is empty: it must have at least one token")
     _check_ids("the prompt", prompt, facts)
@@ -48,6 +46,16 @@ def plain_prompt(token_ids: Iterable[int], facts: ModelFacts) -> list[int]:
             "there is no room for one more: shorten the prompt, or raise max_model_len if the "
             "model was made for more"
         )
+    return prompt
+
+
+def _plain_ids(token_ids: Iterable[int]) -> list[int]:
+    try:
+        prompt = list(token_ids)
+        if set(map(type, prompt)) != {int}:  # plain ints nearly always, and a prompt is long
+            prompt = list(map(as_index, prompt))
+    except TypeError as error:
+        raise ValueError(f"the prompt must be a list of integer token ids: {error}") from None
     return prompt
 
 
@@ -110,8 +118,18 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: Model
 
 
 def _check_ids(name: str, ids: Collection[int], facts: ModelFacts) -> None:
-    if ids and (min(ids) < 0 or max(ids) >= facts.vocab_size):
+    if ids and not _are_below(facts.vocab_size, list(ids)):
         wrong = next(token for token in ids if not 0 <= token < facts.vocab_size)
         raise ValueError(
             f"{name} has token id {wrong}: the vocabulary is 0 .. {facts.vocab_size - 1}"
         )
+
+
+def _are_below(bound: int, ids: list[int]) -> bool:
+    """Whether all lie in 0 .. bound - 1: an array of 32 bits refuses the others by itself."""
+    packed = array("I")
+    try:
+        packed.fromlist(ids)
+    except OverflowError:
+        return False
+    return int(np.frombuffer(packed, np.uint32).max()) < bound
