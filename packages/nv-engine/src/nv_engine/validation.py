@@ -118,18 +118,18 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: Model
 
 
 def _check_ids(name: str, ids: Collection[int], facts: ModelFacts) -> None:
-    if ids and not _are_below(facts.vocab_size, list(ids)):
+    if ids and not _are_below(facts.vocab_size, ids):
         wrong = next(token for token in ids if not 0 <= token < facts.vocab_size)
         raise ValueError(
             f"{name} has token id {wrong}: the vocabulary is 0 .. {facts.vocab_size - 1}"
         )
 
 
-def _are_below(bound: int, ids: list[int]) -> bool:
+def _are_below(bound: int, ids: Collection[int]) -> bool:
     """Whether all lie in 0 .. bound - 1: an array of 32 bits refuses the others by itself."""
     packed = array("I")
     try:
-        packed.fromlist(ids)
+        packed.fromlist(ids if isinstance(ids, list) else list(ids))
     except OverflowError:
         return False
     return int(np.frombuffer(packed, np.uint32).max()) < bound
