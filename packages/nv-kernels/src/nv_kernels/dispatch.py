@@ -38,6 +38,7 @@ TRITON_OPS = {
     "top_logprobs": "top_logprobs",
     "decode_rows": "rows",
     "keep_tokens": "rows",
+    "prompt_rows": "prompt_rows",
 }
 
 # What `nv_kernels.cpu.ops` has of its own.
@@ -121,6 +122,7 @@ shape_logits = dispatched(reference.shape_logits)
 top_logprobs = dispatched(reference.top_logprobs)
 decode_rows = dispatched(reference.decode_rows)
 keep_tokens = dispatched(reference.keep_tokens)
+prompt_rows = dispatched(reference.prompt_rows)
 
 
 def compile_ahead() -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from nv_kernels.reference.linear import (
 )
 from nv_kernels.reference.norm import add_rms_norm, rms_norm
 from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
-from nv_kernels.reference.rows import decode_rows, keep_tokens
+from nv_kernels.reference.rows import decode_rows, keep_tokens, prompt_rows
 from nv_kernels.reference.sampling import sample
 from nv_kernels.reference.top_logprobs import top_logprobs
 
@@ -35,6 +35,7 @@ __all__ = [
     "keep_tokens",
     "linear",
     "pack_weight",
+    "prompt_rows",
     "qk_norm_rope_store",
     "rms_norm",
     "sample",

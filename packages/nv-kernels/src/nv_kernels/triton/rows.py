@@ -23,6 +23,28 @@ if TYPE_CHECKING:
     from nv_kernels.rows import RowTables, TokenRing
 
 
+@triton.jit
+def read_parameters(
+    row, slot, floats_ptr, integers_ptr,
+    temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seeds_ptr,
+):  # fmt: skip
+    """Give a row the sampling parameters of its slot."""
+    tl.store(temperature_ptr + row, tl.load(floats_ptr + slot * 3))
+    tl.store(top_p_ptr + row, tl.load(floats_ptr + slot * 3 + 1))
+    tl.store(min_p_ptr + row, tl.load(floats_ptr + slot * 3 + 2))
+    tl.store(top_k_ptr + row, tl.load(integers_ptr + slot * 3).to(tl.int32))
+    tl.store(seeds_ptr + row, tl.load(integers_ptr + slot * 3 + 1))
+
+
+@triton.jit
+def read_blocks(row, slot, used, table_ptr, tables_ptr, width, CHUNK: tl.constexpr):
+    """Give a row the first `used` entries of the block table of its slot."""
+    for start in tl.range(0, used, CHUNK, num_stages=1):
+        column = start + tl.arange(0, CHUNK)
+        blocks = tl.load(table_ptr + slot * width + column, mask=column < used, other=0)
+        tl.store(tables_ptr + row.to(tl.int64) * width + column, blocks, mask=column < used)
+
+
 @triton.jit(do_not_specialize=["width", "padding"])
 def decode_rows_kernel(
     slots_ptr, last_token_ptr, computed_ptr, table_ptr, floats_ptr, integers_ptr,
@@ -36,24 +58,18 @@ def decode_rows_kernel(
     slot = tl.load(slots_ptr + row)
     is_real = slot != padding
     position = tl.load(computed_ptr + slot)
-    table = table_ptr + slot * width
-    block = tl.load(table + position // PAGE).to(tl.int64)
+    block = tl.load(table_ptr + slot * width + position // PAGE).to(tl.int64)
     tl.store(token_ids_ptr + row, tl.load(last_token_ptr + slot))
     tl.store(positions_ptr + row, position.to(tl.int64))
     tl.store(lengths_ptr + row, position.to(tl.int64) + 1)
     tl.store(slot_mapping_ptr + row, tl.where(is_real, block * PAGE + position % PAGE, -1))
     tl.store(context_lens_ptr + row, tl.where(is_real, position + 1, 0))
     tl.store(computed_ptr + slot, position + 1, mask=is_real)
-    tl.store(temperature_ptr + row, tl.load(floats_ptr + slot * 3))
-    tl.store(top_p_ptr + row, tl.load(floats_ptr + slot * 3 + 1))
-    tl.store(min_p_ptr + row, tl.load(floats_ptr + slot * 3 + 2))
-    tl.store(top_k_ptr + row, tl.load(integers_ptr + slot * 3).to(tl.int32))
-    tl.store(seeds_ptr + row, tl.load(integers_ptr + slot * 3 + 1))
-    used = position // PAGE + 1
-    for start in tl.range(0, used, CHUNK, num_stages=1):
-        column = start + tl.arange(0, CHUNK)
-        blocks = tl.load(table + column, mask=column < used, other=0)
-        tl.store(tables_ptr + row.to(tl.int64) * width + column, blocks, mask=column < used)
+    read_parameters(
+        row, slot, floats_ptr, integers_ptr,
+        temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seeds_ptr,
+    )  # fmt: skip
+    read_blocks(row, slot, position // PAGE + 1, table_ptr, tables_ptr, width, CHUNK)
 
 
 def decode_rows(
