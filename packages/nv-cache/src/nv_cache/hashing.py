@@ -59,9 +59,9 @@ def digest(parent: bytes, packed: memoryview) -> bytes:
 
 
 def beginnings(parent: bytes, packed: memoryview, ends: Iterable[int]) -> list[bytes]:
-    """Name several beginnings of `packed` at once: ``digest(parent, packed[:end])`` of each end."""
-    text, root = parent + packed, len(parent)
-    return [xxh3_128_digest(text[: root + end]) for end in ends]
+    """Name several beginnings of `packed` at once, each of `end` times 16 tokens."""
+    text, root, width = parent + packed, len(parent), PART * TOKEN_BYTES
+    return [xxh3_128_digest(text[: root + end * width]) for end in ends]
 
 
 class HashChain:
@@ -83,11 +83,13 @@ class HashChain:
     def extend(self, tokens: Sequence[int], num_blocks: int) -> None:
         """Cover the first `num_blocks` full blocks of `tokens`; what is covered is not read."""
         first = len(self.digests)
-        if num_blocks <= first:
-            return
-        packed = pack(tokens, first * self.block_size, num_blocks * self.block_size)
+        if num_blocks > first:
+            self.append(pack(tokens, first * self.block_size, num_blocks * self.block_size))
+
+    def append(self, packed: memoryview) -> None:
+        """Cover the next full blocks, whose tokens are `packed`."""
         width = self.block_size * TOKEN_BYTES
-        parent = self.parent(first)
+        parent = self.parent(len(self.digests))
         for start in range(0, len(packed), width):
             parent = digest(parent, packed[start : start + width])
             self.digests.append(parent)

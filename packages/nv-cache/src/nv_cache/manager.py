@@ -138,14 +138,16 @@ class BlockManager:
             raise ValueError(
                 f"{table.copies} are outstanding; queue them and call copied(table) first"
             )
-        table.chain.extend(tokens, upto // self.block_size)
-        first, width = table.num_published // self.block_size, self.block_size * TOKEN_BYTES
-        packed = pack(tokens, first * self.block_size, upto)
+        chain, size, width = table.chain, self.block_size, self.block_size * TOKEN_BYTES
+        first = table.num_published // size
+        packed = pack(tokens, first * size, upto)
+        num_hashed = len(chain.digests) - first
+        assert num_hashed >= 0, "a published block is not hashed"
+        chain.append(packed[num_hashed * width : (upto // size - first) * width])
         for index, start in enumerate(range(0, len(packed), width), first):
-            parent = table.chain.parent(index)
-            name = self._index.add(table.ids[index], parent, packed[start : start + width])
+            name = self._index.add(table.ids[index], chain, index, packed[start : start + width])
             if name is not None and self._events is not None:
-                self._events.add(BlockStored(name, parent))
+                self._events.add(BlockStored(name, chain.parent(index)))
         table.num_published = upto
 
     def copied(self, table: BlockTable) -> None:

@@ -73,26 +73,30 @@ class PrefixIndex:
                 low, best = middle, (block, middle * PART)
         return best
 
-    def add(self, block: int, parent: bytes, packed: memoryview) -> bytes | None:
-        """Let `block` be found by its tokens so far, `packed`, after the prefix named `parent`.
+    def add(self, block: int, chain: HashChain, index: int, packed: memoryview) -> bytes | None:
+        """Let `block`, the sequence's block `index`, be found by its tokens so far, `packed`.
 
         Names that it already has, as a shared block may, are kept.
 
         Returns:
             The full block's name if it became findable just now.
         """
+        parent = self._parents[block] = chain.parent(index)
         known = self._names.setdefault(block, [])
-        self._parents[block] = parent
-        first = (len(known) + 1) * PART_BYTES
-        names = beginnings(parent, packed, range(first, len(packed) + 1, PART_BYTES))
+        num_names, is_new = len(packed) // PART_BYTES, False
+        is_full = num_names * PART == self.block_size
+        ends = range(len(known) + 1, num_names + (not is_full))
+        names = beginnings(parent, packed, ends) if ends else []
+        if is_full and len(known) < num_names:
+            names.append(chain.digests[index])
         known += names
-        if self._blocks.keys().isdisjoint(names):  # mostly: nobody has had these tokens before
+        if len(names) > 1 and self._blocks.keys().isdisjoint(names):  # mostly they are new
             self._blocks.update(dict.fromkeys(names, block))
             is_new = True
         else:
-            is_new = [self._add_name(name, block) for name in names][-1]
-        is_full = len(packed) == self.block_size * TOKEN_BYTES
-        return names[-1] if names and is_full and is_new else None
+            for name in names:
+                is_new = self._add_name(name, block)
+        return names[-1] if is_full and is_new else None
 
     def remove(self, block: int) -> bytes | None:
         """Forget `block`; returns its full name if no other block has that."""
