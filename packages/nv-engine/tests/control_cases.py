@@ -8,7 +8,7 @@ from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import controls_of, sample
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams
-from nv_kernels import shape_logits
+from nv_kernels import decode_rows, shape_logits
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -124,8 +124,10 @@ class Rows:
         slots_R, lengths_R, flags = self.inputs()
         raw_RV = logits_RV.clone()
         ring = ResultRing(1, len(self.rows), self.device)
-        sampling = self.slots.sampling(slots_R, lengths_R, flags)
-        sample(logits_RV, self.slots, slots_R, sampling, flags, ring=ring)
+        tables = self.slots.tables
+        tables.computed[slots_R] = lengths_R.int() - 1
+        rows = decode_rows(slots_R, tables, 256, self.slots.padding)
+        sample(logits_RV, self.slots, slots_R, flags.sampling(rows), flags, ring=ring)
         assert torch.equal(logits_RV, raw_RV)  # logprobs come from these
         (ids_R,) = ring.expect(1)
         if self.device.type == "cuda":

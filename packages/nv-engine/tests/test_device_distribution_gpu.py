@@ -6,6 +6,7 @@ its parameters, and the test has the power to tell them apart: the same draws ar
 theirs.
 """
 
+import nv_kernels as nk
 import pytest
 import torch
 from nv_engine.batch import Admission, Batch, Chunk
@@ -72,10 +73,9 @@ def draw(logits_V, fields):
     flags = slots.flags(chunks, 1)
     logits_RV = logits_V.to(DEVICE).repeat(NUM_ROWS, 1)
     ring = ResultRing(NUM_STEPS, NUM_ROWS, torch.device(DEVICE))
-    for step in range(NUM_STEPS):
-        lengths_R = torch.full((NUM_ROWS,), step + 1, device=DEVICE)
-        sampling = slots.sampling(slots_R, lengths_R, flags)
-        sample(logits_RV, slots, slots_R, sampling, flags, ring=ring)
+    for _ in range(NUM_STEPS):
+        rows = nk.decode_rows(slots_R, slots.tables, 32, slots.padding)  # 4 blocks hold them all
+        sample(logits_RV, slots, slots_R, flags.sampling(rows), flags, ring=ring)
     entries = ring.expect(NUM_STEPS)
     if DEVICE == "cuda":
         torch.cuda.synchronize()

@@ -1,5 +1,8 @@
 """Steps padded to buckets, as graphs run them, give what exact steps give; here without a graph."""
 
+from dataclasses import replace
+
+import nv_kernels as nk
 import pytest
 import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
@@ -128,13 +131,16 @@ def test_a_padded_layout_holds_the_exact_one():
         assert step.drawn_slots_S[rows].tolist() == [3, 0]
         spare = set(range(layout.num_rows)) - set(rows)
         assert all(step.drawn_slots_S[row] == slots.padding for row in spare)
-        forward = inputs.derive(step, layout, slots, block_size=4)
-        real = forward.slot_mapping_T >= 0
-        columns = (forward.token_ids_T, forward.positions_T, forward.slot_mapping_T)
+        sent = (step.token_ids_T, step.slots_S, step.starts_S, step.query_start)
+        tables = replace(slots.tables, computed=slots.tables.computed.clone())
+        forward = nk.prompt_rows(*sent, tables, block_size=4, padding=slots.padding)
+        real = forward.slot_mapping >= 0
+        columns = (forward.token_ids, forward.positions, forward.slot_mapping)
         reads.append([column[real].tolist() for column in columns])
-        lengths = forward.attention.context_lens
+        lengths = forward.context_lens
         assert lengths[lengths > 0].tolist() == [8, 4, 14, 2]
-        assert int(forward.attention.query_start[-1]) == 7 + layout.num_decodes
+        assert int(forward.query_start[-1]) == 7 + layout.num_decodes
+        assert tables.computed.tolist() == [14, 4, 0, 8, 2, 2, 0]
     assert reads[0] == reads[1]
     assert reads[0][0] == [23, 44, 1, 2, 3, 4, 5, 8, 9]
     assert reads[0][1] == [7, 3, 9, 10, 11, 12, 13, 0, 1]
