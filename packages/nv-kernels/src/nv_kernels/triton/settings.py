@@ -101,12 +101,10 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=min(32, room))
     if items <= processors and members > 4:
         return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=2, merge=min(8, room))
-    if items <= processors and dim <= 128:
-        return DecodeSettings(32, 1, 2, 3 * processors, prefetch=1, merge=min(8, room))
     if items <= processors:
         return DecodeSettings(tile, 2, 2, 4 * processors, prefetch=2, merge=min(8, room))
     if items <= 8 * processors:
-        return DecodeSettings(tile, 2, 2, 8 * processors, max_tiles=64, merge=min(4, room))
+        return DecodeSettings(tile, 2, 2, 5 * processors, max_tiles=64, merge=min(4, room))
     return DecodeSettings(tile, 4, 3, 3 * processors, merge=min(2 if members <= 4 else 8, room))
 
 
