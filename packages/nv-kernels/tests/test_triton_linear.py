@@ -275,10 +275,11 @@ def test_slab_compiles_ahead_of_time(key):
     x = torch.empty(form.block_m, columns, dtype=torch.bfloat16)
     weight = torch.empty(rows, columns, dtype=torch.bfloat16)
     main = 64 if not gated else 32 if form.half == 32 else 16
+    boxes = {"x_desc": (x, form.block_m), "w_desc": (weight, main), "tail_desc": (weight, 8)}
     compiled = compile_for(
         slab.slab_kernel,
-        {"x_desc": slab._describe(x, form.block_m), "w_desc": slab._describe(weight, main),
-         "tail_desc": slab._describe(weight, 8), "out": "*fp32" if form.split_k > 1 else "*bf16",
+        {name: slab.describe(tensor, [size, 64]) for name, (tensor, size) in boxes.items()} |
+        {"out": "*fp32" if form.split_k > 1 else "*bf16",
          "M": "i32", "N": "i32", "num_chunks": "i32"},
         {"COLUMNS": share, "BLOCK_M": form.block_m, "GATED": gated, "HALF": form.half,
          "SLOTS": slab.slots(share, form.block_m), "TRIGGER": form.trigger},

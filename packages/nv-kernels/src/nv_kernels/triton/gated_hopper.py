@@ -7,14 +7,17 @@ On an H100 it takes as long as the library's product alone. Imports Gluon: only 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from nv_kernels.triton import descriptors
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.gated_hopper_kernel import HALF, gated_hopper_kernel
+
+if TYPE_CHECKING:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 MIN_TOKENS = 512  # below, the tiles are too few for the card
 BLOCK_M = 2 * HALF.value
@@ -115,11 +118,5 @@ def describe(
         (weight.view(2, -1, weight.shape[1]), [2, chosen.block_n, chosen.block_k]),
         (out, [HALF.value, chosen.block_n]),
     )
-    element = gl.bfloat16 if x.dtype == torch.bfloat16 else gl.float16
-    first, second, third = (
-        TensorDescriptor.from_tensor(
-            tensor, box, gl.NVMMASharedLayout.get_default_for(box, element)
-        )
-        for tensor, box in boxes
-    )
+    first, second, third = (descriptors.describe(tensor, box) for tensor, box in boxes)
     return first, second, third

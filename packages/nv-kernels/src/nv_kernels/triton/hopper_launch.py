@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.descriptors import describe
 from nv_kernels.triton.prefill_hopper import prefill_hopper_kernel
 
 if TYPE_CHECKING:
@@ -35,13 +33,12 @@ def launch(
     """
     q, k, v = qkv
     box = [1, 1, chosen.block_n, q.shape[2]]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)  # fp16's is the same
     # [blocks, Hkv, page, D]: a box is a run of one head's tokens, in either order of memory.
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
     prefill_hopper_kernel[(programs,)](
         q,
-        TensorDescriptor(keys, list(keys.shape), list(keys.stride()), box, layout),
-        TensorDescriptor(values, list(values.shape), list(values.stride()), box, layout),
+        describe(keys, box),
+        describe(values, box),
         *rest,
         NUM_KV_HEADS=k.shape[2],
         GROUP=q.shape[1] // k.shape[2],

@@ -29,7 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from nv_kernels.triton.descriptors import describe
 
 if TYPE_CHECKING:
     from nv_kernels.triton.forms import Slab
@@ -186,7 +187,8 @@ def slab(form: Slab, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = Fal
     tiles = rows // 2 // form.half if gated else rows // 64
     grid = (tiles, triton.cdiv(tokens, form.block_m), form.split_k)
     slab_kernel[grid](
-        _describe(x, form.block_m), _describe(weight, main), _describe(weight, 8), out, tokens,
+        describe(x, [form.block_m, 64]), describe(weight, [main, 64]), describe(weight, [8, 64]),
+        out, tokens,
         rows, share // 64, share, form.block_m, gated, form.half, slots(share, form.block_m),
         form.trigger, num_warps=4, launch_pdl=True,
     )  # fmt: skip
@@ -199,9 +201,3 @@ def slots(share: int, block_m: int) -> int:
     if (64 + block_m) * share * 2 <= SHARED_BYTES:
         return chunks
     return min(chunks, RING_BYTES // (block_m * 128))
-
-
-def _describe(tensor: torch.Tensor, rows: int) -> TensorDescriptor:
-    element = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    layout = gl.NVMMASharedLayout.get_default_for([rows, 64], element)
-    return TensorDescriptor.from_tensor(tensor, [rows, 64], layout)

@@ -1,0 +1,32 @@
+"""Tensors described to Hopper's bulk copy engine, as a Gluon kernel takes them.
+
+Owns the layout of a box in shared memory, which takes longer to derive than a launch may: each is
+derived once. Imports Gluon: only where `linear.gluon_module` does, or on a Hopper card.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+
+def describe(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
+    """Describe a tensor that is moved a box at a time.
+
+    Args:
+        tensor: bf16 or fp16, last dimension contiguous, 16-byte aligned.
+        box: elements moved at a time, of each dimension.
+
+    Returns:
+        The descriptor, with the box swizzled for wgmma.
+    """
+    return TensorDescriptor.from_tensor(tensor, box, _layout(tuple(box), tensor.dtype))
+
+
+@cache
+def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
+    return gl.NVMMASharedLayout.get_default_for(list(box), element)
