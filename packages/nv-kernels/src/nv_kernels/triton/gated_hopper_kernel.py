@@ -27,23 +27,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from nv_kernels.triton.hopper_dependent import let_next_start, wait_for_previous
+
 HALF = gl.constexpr(64)  # tokens of a computing warp group
 LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.jit
-def _wait_for_previous():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _let_next_start():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -75,7 +62,7 @@ def _load(
             w_desc, [0, feature * BLOCK_N, chunk * BLOCK_K], bar, w_ring.index(chunk)
         )
     if PDL:
-        _wait_for_previous()
+        wait_for_previous()
     count = gl.to_tensor(0)  # chunks brought
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         token, feature = _place(tile, token_tiles, feature_tiles, GROUP)
@@ -94,7 +81,7 @@ def _load(
             )
             count += 1
     if PDL:
-        _let_next_start()
+        let_next_start()
 
 
 @gluon.jit

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from nv_kernels.triton.hopper_dependent import let_next_start, wait_for_previous
 from nv_kernels.triton.hopper_items import (
     HALF,
     load_blocks,
@@ -38,14 +39,6 @@ LOWEST = gl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
 # Below every real score and far above LOWEST: a row that sees nothing of its first block weighs
 # it with 0. (Were its maximum LOWEST itself, the rounding of LOWEST * scale would decide.)
 FLOOR = gl.constexpr(-1.0e20)
-
-
-@gluon.jit
-def _wait_for_previous():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -204,7 +197,8 @@ def prefill_hopper_kernel(
     boxes of [1, 1, BLOCK_N, D].
     """
     if PDL:
-        _wait_for_previous()
+        wait_for_previous()
+        let_next_start()
     num_tiles = gl.load(records_ptr)
     num_used = gl.load(records_ptr + 1)
     out_token: gl.constexpr = NUM_KV_HEADS * GROUP * HEAD_DIM

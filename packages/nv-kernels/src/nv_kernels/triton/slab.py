@@ -31,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from nv_kernels.triton.descriptors import describe
+from nv_kernels.triton.hopper_dependent import let_next_start, wait_for_previous
 
 if TYPE_CHECKING:
     from nv_kernels.triton.forms import Slab
@@ -38,21 +39,6 @@ if TYPE_CHECKING:
 BLOCK_K = gl.constexpr(64)
 RING_BYTES = 64 * 1024  # of x kept in shared memory where not all of it fits
 SHARED_BYTES = 225_000
-
-
-@gluon.jit
-def _wait_for_previous():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _let_next_start():
-    gl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -99,7 +85,7 @@ def slab_kernel(
     CHUNKS: gl.constexpr = COLUMNS // BLOCK_K
     dtype: gl.constexpr = w_desc.dtype
     if TRIGGER == 1:
-        _let_next_start()
+        let_next_start()
     row = gl.program_id(0) * (HALF if GATED else 64)
     token = gl.program_id(1) * BLOCK_M
     first = gl.program_id(2) * COLUMNS
@@ -114,9 +100,9 @@ def slab_kernel(
     for chunk in range(num_chunks):  # not a constant: unrolled it would take 255 registers
         _start_weights(w_desc, tail_desc, slab, w_ready, row, first, N, chunk, GATED, HALF)
     if TRIGGER > 0:
-        _wait_for_previous()
+        wait_for_previous()
         if TRIGGER == 2:
-            _let_next_start()
+            let_next_start()
     for chunk in gl.static_range(SLOTS):
         _start_x(x_desc, x_slots, x_ready, token, first, chunk, SLOTS)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -135,7 +121,7 @@ def slab_kernel(
             _start_x(x_desc, x_slots, x_ready, token, first, chunk - 1 + SLOTS, SLOTS)
     sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
     if TRIGGER == 3:
-        _let_next_start()
+        let_next_start()
     for chunk in gl.static_range(CHUNKS):
         mbarrier.invalidate(w_ready.index(chunk))
         mbarrier.invalidate(x_ready.index(chunk))
