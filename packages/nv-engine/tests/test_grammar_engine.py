@@ -60,6 +60,7 @@ REQUESTS = [
 def run(checkpoint, **options):
     """(tokens, finish_reason, stop_reason) by request and completion."""
     sizes = {"max_model_len": 256, "kvcache_block_size": 16, "max_num_seqs": 8}
+    sizes["gpu_memory_utilization"] = 0.3  # a card may be shared
     engine = Engine(EngineConfig(model=str(checkpoint), dtype="float32", **sizes | options))
     for prompt, params in zip(PROMPTS, REQUESTS, strict=True):
         engine.add(prompt, params, Remainders() if params.structured_outputs else None)
