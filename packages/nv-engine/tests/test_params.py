@@ -1,5 +1,6 @@
 import math
 import pickle
+from copy import copy, deepcopy
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -222,3 +223,30 @@ def test_a_requests_own_copy_stays_as_it_is() -> None:
     thawed.seed = 1
     assert (thawed.seed, frozen.seed) == (1, None)
     assert replace(frozen, seed=2).seed == 2
+
+
+def test_values_set_past_the_fields_are_checked():
+    params = SamplingParams(top_p=0.5)
+    assert SamplingParams(**vars(params)) == params
+    vars(params)["top_p"] = 7
+    with pytest.raises(ValueError, match="top_p is 7"):
+        params.frozen()
+
+
+def test_a_check_of_its_own_is_run_each_time():
+    class Cool(SamplingParams):
+        def check(self):
+            super().check()
+            if self.temperature > 1:
+                raise ValueError("too hot")
+
+    params = Cool()
+    params.temperature = 1.5
+    for _ in range(3):
+        with pytest.raises(ValueError, match="too hot"):
+            params.frozen()
+
+
+def test_copies_of_frozen_parameters():
+    params = SamplingParams(top_p=0.5, stop=["a"]).frozen()
+    assert pickle.loads(pickle.dumps(params)) == copy(params) == deepcopy(params) == params

@@ -54,8 +54,9 @@ def test_one_token_is_enough(fields: dict[str, object]) -> None:
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("token", [-1, 40, 2**32 + 5, -(2**70)])
 def test_a_prompts_ids_are_of_the_vocabulary(token: int, plain: bool) -> None:
-    with pytest.raises(ValueError, match=rf"^the prompt has token id {token}: .*0 \.\. 39$"):
-        plain_prompt([0, 39, token, 41], FACTS, plain=plain)
+    for rest in ([], [41]):
+        with pytest.raises(ValueError, match=rf"^the prompt has token id {token}: .*0 \.\. 39$"):
+            plain_prompt([0, 39, token, *rest], FACTS, plain=plain)
     assert plain_prompt([0, 39], FACTS, plain=plain) == [0, 39]
 
 

@@ -148,6 +148,7 @@ def check(read: PromptRows, before: RowTables, after: RowTables, case: Case) -> 
         assert int(read.last[index]) == max(token - 1, 0)
         assert int(read.context_lens[index]) == (0 if slot == padding else length)
         used = 0 if slot == padding else -(-length // case.block_size)
+        used = max(used, 1)  # a row that sees nothing has a block too
         assert torch.equal(read.block_tables[index, :used], before.block_table[slot, :used])
         floats = (read.temperature[index], read.top_p[index], read.min_p[index])
         assert torch.equal(torch.stack(floats), before.floats[slot])

@@ -5,6 +5,8 @@ import torch
 from ahead_of_time import assert_fits, compile_for
 from attention_cases import step
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
+from nv_kernels.attention import triton
+from nv_kernels.attention.triton import TritonAttention
 from nv_kernels.triton.widen_kv import widen_kv, widen_kv_kernel
 
 
@@ -16,16 +18,16 @@ def test_under_the_interpreter():
 @on_device
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("order", ["HND", "NHD"])
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(2, 64), (1, 96)])
 @pytest.mark.parametrize("block_size", [64] if INTERPRETING else [64, 192, 256])
-def test_every_token_that_a_chunk_sees_is_copied(block_size, head_dim, order, dtype):
+def test_every_token_that_a_chunk_sees_is_copied(block_size, num_heads, head_dim, order, dtype):
     rows = [(1, 70), (1, 1), (3, 3), (5, 129), (64, 64), (2, 0)]
     case = step(
-        rows, device=DEVICE, heads=(4, 2), head_dim=head_dim, fp8=True, order=order,
+        rows, device=DEVICE, heads=(4, num_heads), head_dim=head_dim, fp8=True, order=order,
         block_size=block_size, bounds=(64, 400),
     )  # fmt: skip
     metadata, width = case.metadata, -(-400 // block_size)
-    shape = (4 * width, 2, block_size, head_dim)
+    shape = (4 * width, num_heads, block_size, head_dim)
     out_k, out_v = torch.full((2, *shape), float("nan"), device=DEVICE, dtype=dtype)
     tables = torch.full((6, width), -1, dtype=torch.int32, device=DEVICE)
     keys, values = case.kv.k.view(torch.int16), case.kv.v.view(torch.int16)
@@ -41,6 +43,24 @@ def test_every_token_that_a_chunk_sees_is_copied(block_size, head_dim, order, dt
                 assert torch.equal(copied, narrow[source, :count].float())
                 assert wide[target, :, count:].isnan().all()
     assert len(tables[tables >= 0].unique()) == sum(-(-c // block_size) for _, c in rows[2:])
+
+
+@on_device
+def test_too_many_blocks_are_refused(monkeypatch):
+    """The buffer is there all the same: an engine measures memory at such a step."""
+    case = step([(2, 130), (3, 3)], device=DEVICE, heads=(2, 1), fp8=True, bounds=(3, 192))
+    backend = TritonAttention(case.shape, "a test")
+    keys, values = case.kv.k.view(torch.int16), case.kv.v.view(torch.int16)
+    for room, fits in ((5, False), (6, True)):  # 2 rows of up to 3 blocks
+        monkeypatch.setattr(triton, "WIDENED_BYTES", room * 2 * 2 * 64 * 64)
+        backend.buffers.tensors.clear()
+        widened = backend._widen(keys, values, case.metadata, torch.bfloat16)
+        assert backend.buffers.tensors["widened", 2 * room * 64 * 64].dtype == torch.bfloat16
+        assert (widened is not None) == fits
+    wide_k, _, tables = widened
+    block = tables[0, 2].item()
+    first = case.metadata.block_tables[0, 2].item()
+    assert torch.equal(wide_k[block, :2].float() * 256, case.kv.k[first, :2].float())
 
 
 @outer_only

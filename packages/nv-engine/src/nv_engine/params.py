@@ -6,7 +6,7 @@ they are) and never touches a tensor.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import FrozenInstanceError, dataclass, fields
 from typing import Any
 
@@ -15,8 +15,6 @@ from nv_engine.grammar import StructuredOutputsParams
 
 MAX_SEED = 2**64
 _FROZEN = "_is_frozen"
-_CHECKED = "_is_checked"
-"""Marks that no field was set since the last check."""
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _FLAGS = (
     "include_stop_str_in_output",
@@ -27,8 +25,16 @@ _FLAGS = (
 )
 
 
+class _Checked:
+    """What parameters remember beside their fields; no copy has it."""
+
+    __slots__ = ("_checked",)
+    _checked: tuple[object, ...]
+    """The values that the last check passed, and their types: 1 is not 1.0."""
+
+
 @dataclass(kw_only=True)
-class SamplingParams:
+class SamplingParams(_Checked):
     """Parameters of one request's completions; names and meanings follow vLLM's `SamplingParams`.
 
     Fields may be set until a request is made of them: it takes a copy, checked then. Checking makes
@@ -83,15 +89,15 @@ class SamplingParams:
     """What the text must be; the layer that knows text compiles it."""
 
     def __post_init__(self) -> None:
-        self.check()
+        self._check_once()
 
     def __setattr__(self, name: str, value: object) -> None:
-        own = self.__dict__
-        if _FROZEN in own:
+        if _FROZEN in self.__dict__:
             raise FrozenInstanceError(f"{name} cannot be set: a request has these parameters")
-        if _CHECKED in own:
-            del own[_CHECKED]
         object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()
 
     def check(self) -> None:
         """Make the values plain (int, float, bool, lists of them), whatever they were given as.
@@ -110,7 +116,6 @@ class SamplingParams:
             raise ValueError(
                 f"structured_outputs is {asked!r}: it must be a StructuredOutputsParams"
             )
-        self.__dict__[_CHECKED] = True
 
     def _make(self, name: str, plain: Callable[..., Any], *bounds: float, **more: object) -> None:
         """Put the plain value of a field in its place."""
@@ -125,18 +130,21 @@ class SamplingParams:
 
     def clone(self) -> "SamplingParams":
         """A copy with nothing in common; its fields may be set."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        twin = copy(self)
         twin.__dict__.pop(_FROZEN, None)
         for name, value in self.__dict__.items():
             if type(value) not in _SCALARS:  # nearly all are, and every request is a clone
                 twin.__dict__[name] = deepcopy(value)
         return twin
 
-    @property
-    def _is_scalar(self) -> bool:
-        """True if no value can change by itself, as a list can."""
-        return _SCALARS.issuperset(map(type, self.__dict__.values()))
+    def _check_once(self) -> None:
+        """Check, unless just these values were checked, and none can change by itself."""
+        own = self.__dict__.values()
+        is_plain = _SCALARS.issuperset(map(type, own))
+        if is_plain and getattr(self, "_checked", None) == (*own, *map(type, own)):
+            return
+        self.check()
+        object.__setattr__(self, "_checked", (*own, *map(type, own)))
 
     def frozen(self) -> "SamplingParams":
         """A copy that nobody can change, or this one if it is such a copy.
@@ -146,8 +154,7 @@ class SamplingParams:
         """
         if _FROZEN in self.__dict__:
             return self
-        if _CHECKED not in self.__dict__ or not self._is_scalar:
-            self.check()
+        self._check_once()
         twin = self.clone()
         twin.__dict__[_FROZEN] = True
         return twin

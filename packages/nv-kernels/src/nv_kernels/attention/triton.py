@@ -241,9 +241,10 @@ class TritonAttention:
         inner = (shape.num_kv_heads, shape.block_size, shape.head_dim)
         num_blocks = (num_rows - metadata.num_decodes) * width
         room = WIDENED_BYTES // (2 * 2 * math.prod(inner))
+        # Made at the first prompts, whatever their size: an engine measures memory then.
+        blocks = self.buffers.get("widened", 2 * room * math.prod(inner), dtype)
         if num_blocks > room:
             return None
-        blocks = self.buffers.get("widened", 2 * room * math.prod(inner), dtype)
         wide_k, wide_v = blocks.view(2, room, *inner)[:, :num_blocks]
         size = triton.next_power_of_2(num_rows * width)
         tables = self.buffers.get("widened tables", size, torch.int32)
