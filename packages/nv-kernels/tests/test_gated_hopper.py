@@ -13,9 +13,8 @@ gated = pytest.importorskip("nv_kernels.triton.gated_hopper")
 LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}  # the result's rounding, and a little
 SETTINGS = [
     gated.GatedSettings(),
-    gated.GatedSettings(lag=2, paired=False),
-    gated.GatedSettings(block_n=64, stages=6, group=16, lag=2),
-    gated.GatedSettings(block_k=32, stages=8, lag=4, paired=False),
+    gated.GatedSettings(block_n=64, stages=6, group=16),
+    gated.GatedSettings(block_k=32, stages=8),
 ]
 
 
@@ -84,7 +83,7 @@ def test_gates_of_any_size():
     x[:, 0] = torch.linspace(-300, 300, 512)
     weight = torch.zeros(256, 64, dtype=torch.bfloat16, device="cuda")
     weight[:, 0] = 1.0
-    for chosen in SETTINGS[:2]:
+    for chosen in SETTINGS:
         y = gated.gated_hopper(x, weight, chosen)
         torch.testing.assert_close(y.double(), truth(x, weight), rtol=4e-3, atol=1e-12)
 
@@ -111,7 +110,7 @@ def test_compiles_ahead_of_time(chosen, dtype):
     types = dict(zip(("x_desc", "w_desc", "out_desc"), kinds, strict=True))
     types |= dict.fromkeys(("token_tiles", "feature_tiles", "num_chunks"), "i32")
     constants = {"BLOCK_N": chosen.block_n, "BLOCK_K": chosen.block_k, "STAGES": chosen.stages}
-    constants |= {"GROUP": chosen.group, "LAG": chosen.lag, "PAIRED": chosen.paired, "PDL": True}
+    constants |= {"GROUP": chosen.group, "PDL": True}
     compiled = compile_for(gated.gated_hopper_kernel, types, constants, 90, num_warps=4)
     assert_fits(compiled, 90)
     assert f"wgmma.mma_async.sync.aligned.m64n{2 * chosen.block_n}k16" in compiled.ptx

@@ -15,7 +15,6 @@ from nv_engine.grammar import StructuredOutputsParams
 
 MAX_SEED = 2**64
 _FROZEN = "_is_frozen"
-_SCALARS = frozenset({bool, int, float, str, type(None)})
 _FLAGS = (
     "include_stop_str_in_output",
     "ignore_eos",
@@ -25,16 +24,8 @@ _FLAGS = (
 )
 
 
-class _Checked:
-    """What parameters remember beside their fields; no copy has it."""
-
-    __slots__ = ("_checked",)
-    _checked: tuple[object, ...]
-    """The values that the last check passed, and their types: 1 is not 1.0."""
-
-
 @dataclass(kw_only=True)
-class SamplingParams(_Checked):
+class SamplingParams:
     """Parameters of one request's completions; names and meanings follow vLLM's `SamplingParams`.
 
     Fields may be set until a request is made of them: it takes a copy, checked then. Checking makes
@@ -89,15 +80,12 @@ class SamplingParams(_Checked):
     """What the text must be; the layer that knows text compiles it."""
 
     def __post_init__(self) -> None:
-        self._check_once()
+        self.check()
 
     def __setattr__(self, name: str, value: object) -> None:
         if _FROZEN in self.__dict__:
             raise FrozenInstanceError(f"{name} cannot be set: a request has these parameters")
         object.__setattr__(self, name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__.copy()
 
     def check(self) -> None:
         """Make the values plain (int, float, bool, lists of them), whatever they were given as.
@@ -132,19 +120,11 @@ class SamplingParams(_Checked):
         """A copy with nothing in common; its fields may be set."""
         twin = copy(self)
         twin.__dict__.pop(_FROZEN, None)
+        plain = (bool, int, float, str, type(None))  # nearly all, and every request is a clone
         for name, value in self.__dict__.items():
-            if type(value) not in _SCALARS:  # nearly all are, and every request is a clone
+            if not isinstance(value, plain):
                 twin.__dict__[name] = deepcopy(value)
         return twin
-
-    def _check_once(self) -> None:
-        """Check, unless just these values were checked, and none can change by itself."""
-        own = self.__dict__.values()
-        is_plain = _SCALARS.issuperset(map(type, own))
-        if is_plain and getattr(self, "_checked", None) == (*own, *map(type, own)):
-            return
-        self.check()
-        object.__setattr__(self, "_checked", (*own, *map(type, own)))
 
     def frozen(self) -> "SamplingParams":
         """A copy that nobody can change, or this one if it is such a copy.
@@ -154,7 +134,7 @@ class SamplingParams(_Checked):
         """
         if _FROZEN in self.__dict__:
             return self
-        self._check_once()
+        self.check()
         twin = self.clone()
         twin.__dict__[_FROZEN] = True
         return twin

@@ -43,7 +43,8 @@ class TritonAttention:
         shape: what it was built for.
         reason: why it was picked.
         name: "triton".
-        buffers: of plans and partial results.
+        buffers: of plans and partial results; on Hopper, over an fp8 cache, also 512 MiB from the
+            first prompts on, for their keys and values in 16 bits.
     """
 
     shape: AttentionShape

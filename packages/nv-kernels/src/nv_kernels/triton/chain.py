@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from nv_kernels.layer import LayerWeights, Reduce
-    from nv_kernels.peers import PeerBuffers
 
 
 def attention_input(layer: LayerWeights, stream: Stream) -> tuple[torch.Tensor, Stream]:
@@ -57,32 +56,33 @@ def attention_output(
     peers = reduce.peers_for(stream.hidden) if isinstance(reduce, RankSum) else None
     if peers is not None:
         reduce = None  # the norms do it
-    stream = _add(stream.hidden, attended, layer.output, layer.output_bias, reduce, peers)
+    stream = Stream(stream.hidden, None, peers)
+    stream = _add(stream, attended, layer.output, layer.output_bias, reduce)
     normed, hidden = _normalise(stream, layer.mlp_norm, layer.eps)
     if layer.gate_up_bias is None:
         activated = gated_linear(normed, layer.gate_up)
     else:
         activated = silu_and_mul(linear(normed, layer.gate_up, layer.gate_up_bias))
-    return _add(hidden, activated, layer.down, layer.down_bias, reduce, peers)
+    return _add(Stream(hidden, None, peers), activated, layer.down, layer.down_bias, reduce)
 
 
-def _add(  # noqa: PLR0917  # what a product needs
-    hidden: torch.Tensor,
+def _add(
+    stream: Stream,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     reduce: Reduce | None,
-    peers: PeerBuffers | None,
 ) -> Stream:
     """Add a product to the residual: in place where the library can, else by the next norm."""
     if reduce is not None:
-        return Stream(hidden, reduce(linear(x, weight, bias)))
+        return stream._replace(pending=reduce(linear(x, weight, bias)))
     if bias is not None:
-        return Stream(hidden, linear(x, weight, bias), peers)
+        return stream._replace(pending=linear(x, weight, bias))
     form = form_for(x, weight)
-    if peers is None and isinstance(form, Library):
-        return Stream(hidden.addmm_(x, weight.t()))  # the norm need not read both and write the sum
-    return Stream(hidden, product(form, x.contiguous(), weight), peers)
+    if stream.peers is None and isinstance(form, Library):
+        # The norm need not read both and write the sum.
+        return Stream(stream.hidden.addmm_(x, weight.t()))
+    return stream._replace(pending=product(form, x.contiguous(), weight))
 
 
 def _few(

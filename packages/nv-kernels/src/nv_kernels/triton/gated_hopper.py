@@ -15,6 +15,7 @@ import triton
 from nv_kernels.triton import descriptors
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.gated_hopper_kernel import HALF, gated_hopper_kernel
+from nv_kernels.triton.settings import num_multiprocessors
 
 if TYPE_CHECKING:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -32,17 +33,12 @@ class GatedSettings:
         block_k: columns of a chunk.
         stages: chunks in flight.
         group: token tiles that go round together.
-        lag: chunks by which the second warp group starts a tile later, so that the groups do not
-            gate at the same time; less than stages.
-        paired: two features share a reciprocal, of which a card makes few at a time.
     """
 
     block_n: int = 128
     block_k: int = 64
     stages: int = 4
     group: int = 8
-    lag: int = 0
-    paired: bool = True
 
 
 def gated_hopper(
@@ -67,20 +63,16 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chosen: Gat
     """Write the gated product into out [T, F], contiguous; the rest as `gated_hopper`."""
     token_tiles = triton.cdiv(x.shape[0], BLOCK_M)
     feature_tiles = out.shape[1] // chosen.block_n
-    num_chunks = x.shape[1] // chosen.block_k
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    gated_hopper_kernel[(min(token_tiles * feature_tiles, processors),)](
+    programs = min(token_tiles * feature_tiles, num_multiprocessors(x.device))
+    gated_hopper_kernel[(programs,)](
         *describe(x, weight, out, chosen),
         token_tiles,
         feature_tiles,
-        num_chunks,
+        x.shape[1] // chosen.block_k,
         BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k,
         STAGES=chosen.stages,
         GROUP=chosen.group,
-        # A tile must be longer than the ring, or the first group could be two tiles ahead.
-        LAG=chosen.lag if num_chunks >= 2 * chosen.stages else 0,
-        PAIRED=chosen.paired,
         num_warps=4,
         **dependent_launch(x),
     )

@@ -85,33 +85,26 @@ def _load(
 
 
 @gluon.jit
-def _silu(gate, PAIRED: gl.constexpr):
-    """Give gate / (1 + exp(-gate)), by an approximate reciprocal (1 ulp; 0 past 2^126).
+def _silu(gate):
+    """Give gate / (1 + exp(-gate)), by an approximate reciprocal (1 ulp).
 
-    PAIRED: two features share the reciprocal of their product, which must not overflow: below
-    -41 silu falls as gate * 2^-60.
+    Two features share the reciprocal of their product, of which a card makes few at a time. The
+    product must not overflow: below -41 silu falls as gate * 2^-60.
     """
-    if PAIRED:
-        below = 1.0 + gl.exp2(gl.minimum(-LOG2_E * gate, 60.0))
-        share = gl.inline_asm_elementwise(
-            "{ .reg .f32 both; mul.f32 both, $2, $3; rcp.approx.ftz.f32 both, both; "
-            "mul.f32 $0, both, $3; mul.f32 $1, both, $2; }",
-            "=&f,=&f,f,f", [below], dtype=gl.float32, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        below = 1.0 + gl.exp2(-LOG2_E * gate)
-        share = gl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [below], dtype=gl.float32, is_pure=True, pack=1
-        )
+    below = 1.0 + gl.exp2(gl.minimum(-LOG2_E * gate, 60.0))
+    share = gl.inline_asm_elementwise(
+        "{ .reg .f32 both; mul.f32 both, $2, $3; rcp.approx.ftz.f32 both, both; "
+        "mul.f32 $0, both, $3; mul.f32 $1, both, $2; }",
+        "=&f,=&f,f,f", [below], dtype=gl.float32, is_pure=True, pack=2,
+    )  # fmt: skip
     return gate * share
 
 
 @gluon.jit
 def _compute(
-    which: gl.constexpr, out_desc, x_ring, w_ring, y_tiles, full, empty, ahead,
+    which: gl.constexpr, out_desc, x_ring, w_ring, y_tiles, full, empty,
     token_tiles, feature_tiles, num_chunks,
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    LAG: gl.constexpr, PAIRED: gl.constexpr,
 ):  # fmt: skip
     """Multiply and gate tokens which * 64 to which * 64 + 63 of each tile."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -123,10 +116,7 @@ def _compute(
     y_tile = y_tiles.index(which)
     num_tiles = token_tiles * feature_tiles
     count = gl.to_tensor(0)  # chunks used
-    turn = gl.to_tensor(0)
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
-        if LAG > 0 and which == 1:
-            mbarrier.wait(ahead, turn & 1)
         none = gl.zeros([HALF, 2 * BLOCK_N], gl.float32, layout)
         stage = count % STAGES
         mbarrier.wait(full.index(stage), (count // STAGES) & 1)
@@ -134,7 +124,7 @@ def _compute(
         w = w_ring.index(stage).reshape([2 * BLOCK_N, BLOCK_K]).permute((1, 0))
         started = warpgroup_mma(x, w, none, use_acc=False, is_async=True)
         sums = warpgroup_mma_wait(num_outstanding=1, deps=(started,))
-        for chunk in range(1, num_chunks):
+        for _ in range(1, num_chunks):
             before = count % STAGES
             count += 1
             stage = count % STAGES
@@ -145,16 +135,13 @@ def _compute(
             sums = warpgroup_mma_wait(num_outstanding=1, deps=(started,))
             gl.thread_barrier()
             mbarrier.arrive(empty.index(before), count=1)
-            if LAG > 0 and which == 0:
-                mbarrier.arrive(ahead, count=1, pred=chunk == LAG)
         sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
         gl.thread_barrier()
         mbarrier.arrive(empty.index(count % STAGES), count=1)
         count += 1
-        turn += 1
         pairs = sums.reshape([HALF, 2, BLOCK_N]).permute((0, 2, 1))
         gate, up = gl.split(pairs)
-        y = gl.convert_layout((_silu(gate, PAIRED) * up).to(out_desc.dtype), half_layout)
+        y = gl.convert_layout((_silu(gate) * up).to(out_desc.dtype), half_layout)
         tma.store_wait(0)
         gl.thread_barrier()
         y_tile.store(y)
@@ -171,7 +158,7 @@ def _compute(
 def gated_hopper_kernel(
     x_desc, w_desc, out_desc, token_tiles, feature_tiles, num_chunks,
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-    LAG: gl.constexpr, PAIRED: gl.constexpr, PDL: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Tiles of 128 tokens by BLOCK_N features, each program over several; launched with 4 warps.
 
@@ -184,28 +171,26 @@ def gated_hopper_kernel(
     y_tiles = gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_N], out_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    ahead = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=2)
-    mbarrier.init(ahead, count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
             (
                 _compute,
                 (
-                    0, out_desc, x_ring, w_ring, y_tiles, full, empty, ahead,
+                    0, out_desc, x_ring, w_ring, y_tiles, full, empty,
                     token_tiles, feature_tiles, num_chunks,
-                    BLOCK_N, BLOCK_K, STAGES, GROUP, LAG, PAIRED,
+                    BLOCK_N, BLOCK_K, STAGES, GROUP,
                 ),
             ),
             (
                 _compute,
                 (
-                    1, out_desc, x_ring, w_ring, y_tiles, full, empty, ahead,
+                    1, out_desc, x_ring, w_ring, y_tiles, full, empty,
                     token_tiles, feature_tiles, num_chunks,
-                    BLOCK_N, BLOCK_K, STAGES, GROUP, LAG, PAIRED,
+                    BLOCK_N, BLOCK_K, STAGES, GROUP,
                 ),
             ),
             (
