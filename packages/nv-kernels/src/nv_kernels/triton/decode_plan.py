@@ -11,7 +11,8 @@ The rule (measured on an H100): the smallest chunk, cut evenly, with which
 all pieces are resident at once; where that needs more than MAX_TILES tiles a piece, the card is
 full anyway and pieces of at most MAX_TILES go longest first, so that the hardware's dispatch
 evens out the tail (but for pieces up to half larger than a processor's share, if with them all
-are resident: no second round for a few). A split costs about half a tile, hence never more pieces than that.
+are resident: no second round for a few). A split costs about half a tile, hence never more pieces
+than that.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
