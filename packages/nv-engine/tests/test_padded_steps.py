@@ -7,8 +7,9 @@ import pytest
 import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Chunk
+from nv_engine.device import buckets as sizes
 from nv_engine.device import inputs
-from nv_engine.device.buckets import Buckets
+from nv_engine.device.buckets import LARGE_STEP_COUNT, Buckets
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.slots import Slots
 from nv_engine.device.upload import upload
@@ -46,7 +47,7 @@ def graphs(monkeypatch):
 
     def start(worker, config, *rest):
         plain_start(worker, config, *rest)
-        worker._runner.use_graphs(config.max_num_seqs, worker.max_model_len)
+        worker._runner.use_graphs(worker._buckets(config))
         made.append(worker._runner._graphs)
 
     plain_start = Worker.__init__
@@ -119,7 +120,7 @@ def test_a_padded_layout_holds_the_exact_one():
     ]
     exact = inputs.layout_of(chunks)
     assert exact == inputs.Layout(2, 4, 9, 5, 14)
-    padded = Buckets(6, 512).layout(exact)
+    padded = Buckets(6, 512, 64).layout(exact)
     assert padded is not None
     assert padded.num_decodes > 2
     assert padded.num_tokens > 9
@@ -157,7 +158,7 @@ def test_the_ring_counts_what_the_device_counted():
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 8, 9, 100, 512])
 def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
-    buckets = Buckets(max_num_seqs, 4096)
+    buckets = Buckets(max_num_seqs, 4096, 9000)
     for decodes in range(max_num_seqs + 1):
         for rows in {1, max_num_seqs - decodes} - {0}:
             for tokens in (rows, 63, 64, 65, 5000, 8192):
@@ -168,4 +169,28 @@ def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
                 assert rows <= layout.num_rows - layout.num_decodes <= max_num_seqs
                 assert tokens <= layout.num_tokens - layout.num_decodes
                 assert (layout.max_context_len, layout.max_query_len >= tokens) == (2048, True)
-    assert buckets.layout(inputs.Layout(0, 1, 8193, 8193, 8193)) is None
+    for decodes, tokens in ((0, 8193), (1, 8999), (1, 9000), (0, 9001)):
+        if decodes < max_num_seqs:
+            exact = inputs.Layout(decodes, decodes + 1, decodes + tokens, tokens, 900)
+            assert (buckets.layout(exact) is None) == (tokens != 9000)
+
+
+def test_prompts_that_fill_a_large_budget_are_captured_when_they_came_often():
+    buckets = Buckets(512, 4096, 16384)
+    layout = buckets.layout(inputs.Layout(0, 29, 16384, 1024, 1500))
+    assert layout == inputs.Layout(0, 64, 16384, 16384, 2048)
+    assert Buckets.least_count(layout) == LARGE_STEP_COUNT
+    small = buckets.layout(inputs.Layout(0, 3, 1000, 900, 900))
+    assert small is not None
+    assert Buckets.least_count(small) == 1
+
+
+def test_a_large_step_comes_from_a_graph_when_it_came_often(checkpoint, graphs, monkeypatch):
+    monkeypatch.setattr(sizes, "CHUNK_TOKENS", (4, 8))
+    options = {"max_num_batched_tokens": 24, "max_num_seqs": 2}
+    params = [SamplingParams(temperature=0, max_tokens=2)] * 8
+    got = run(checkpoint, params, **options)  # prompts of 9 to 86 tokens, 24 a step
+    large = [key for key in graphs[0].keys if isinstance(key[0], inputs.Layout)]
+    assert inputs.Layout(0, 2, 24, 24, 512) in [layout for layout, _ in large]
+    monkeypatch.undo()
+    assert got == run(checkpoint, params, **options)

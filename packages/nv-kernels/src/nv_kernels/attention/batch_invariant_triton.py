@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from nv_kernels.attention.triton_plan import Buffers, plan_prefill
 from nv_kernels.kv import KVLayout
@@ -21,6 +20,7 @@ from nv_kernels.triton.batch_invariant_attention import (
     merge_splits_kernel,
 )
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.attention.triton_plan import PrefillPlan
@@ -193,7 +193,7 @@ class BatchInvariantTritonAttention:
                 kv.v_scale * _unit(kv),
                 GROUP=self.group,
                 HEAD_DIM=self.shape.head_dim,
-                DIM=triton.next_power_of_2(self.shape.head_dim),
+                DIM=next_power_of_2(self.shape.head_dim),
                 SPLIT=self.tiles.split,
                 num_warps=4,
                 **dependent_launch(q),
@@ -205,14 +205,14 @@ class BatchInvariantTritonAttention:
     def _spread(self, metadata: AttentionMetadata) -> Spread:
         """Spread decode rows where they alone would not fill the card."""
         shape, rows = self.shape, metadata.num_decodes
-        max_splits = max(1, triton.cdiv(metadata.max_context_len, self.tiles.split))
+        max_splits = max(1, cdiv(metadata.max_context_len, self.tiles.split))
         wanted = RESIDENT * settings.num_multiprocessors(shape.device)
         width = min(max_splits, max(1, wanted // max(1, rows * shape.num_kv_heads)))
         size = rows * max_splits * shape.num_q_heads
-        dim = triton.next_power_of_2(shape.head_dim)
+        dim = next_power_of_2(shape.head_dim)
         if width == 1 or size * dim > MAX_PARTIALS:
             width, size = 1, 1
-        room = triton.next_power_of_2(size)
+        room = next_power_of_2(size)
         return Spread(
             width=width,
             max_splits=max_splits,
@@ -235,7 +235,7 @@ class BatchInvariantTritonAttention:
         items = num_decodes * spread.width
         if prefill is not None:
             tokens = tiles.rows // self.group
-            items += triton.cdiv(num_tokens - num_decodes, tokens) + prefill.num_rows
+            items += cdiv(num_tokens - num_decodes, tokens) + prefill.num_rows
         if not items:
             return
         k, v = _loaded(kv)
@@ -259,7 +259,7 @@ class BatchInvariantTritonAttention:
             kv.v_scale * _unit(kv),
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
-            DIM=triton.next_power_of_2(shape.head_dim),
+            DIM=next_power_of_2(shape.head_dim),
             PAGE=shape.block_size,
             BLOCK_M=tiles.rows,
             TILE=tiles.keys,

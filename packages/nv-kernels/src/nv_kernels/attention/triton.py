@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from nv_kernels.attention.triton_plan import Buffers, TritonPlan, plan_decode, plan_prefill
 from nv_kernels.kv import KVLayout
@@ -23,6 +22,7 @@ from nv_kernels.triton import settings
 from nv_kernels.triton.decode_attention import decode_attention_kernel
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.prefill_attention import prefill_attention_kernel
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 from nv_kernels.triton.widen_kv import widen_kv
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class TritonAttention:
             NUM_KV_HEADS=shape.num_kv_heads,
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
-            DIM=triton.next_power_of_2(shape.head_dim),
+            DIM=next_power_of_2(shape.head_dim),
             PAGE=shape.block_size,
             TILE=plan.settings.tile,
             Q_TOKEN=q.stride(0),
@@ -182,7 +182,7 @@ class TritonAttention:
         shape = self.shape
         tokens = settings.PREFILL_ROWS // self.group
         num_tokens = q.shape[0]
-        num_tiles = triton.cdiv(num_tokens - metadata.num_decodes, tokens) + plan.num_rows
+        num_tiles = cdiv(num_tokens - metadata.num_decodes, tokens) + plan.num_rows
         grid = (num_tiles, shape.num_kv_heads)
         k, v, fp8 = _loaded(kv)
         unit = PAIR_SCALE if fp8 else 1.0
@@ -217,7 +217,7 @@ class TritonAttention:
             *rest,
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
-            DIM=triton.next_power_of_2(shape.head_dim),
+            DIM=next_power_of_2(shape.head_dim),
             PAGE=shape.block_size,
             BLOCK_M=settings.PREFILL_ROWS,
             BLOCK_N=chosen.block_n,
@@ -238,7 +238,7 @@ class TritonAttention:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
         """Copy the chunk rows' e4m3 into 16-bit blocks with a table; None if they are too many."""
         shape, num_rows = self.shape, metadata.context_lens.shape[0]
-        width = triton.cdiv(metadata.max_context_len, shape.block_size)
+        width = cdiv(metadata.max_context_len, shape.block_size)
         inner = (shape.num_kv_heads, shape.block_size, shape.head_dim)
         num_blocks = (num_rows - metadata.num_decodes) * width
         room = WIDENED_BYTES // (2 * 2 * math.prod(inner))
@@ -247,7 +247,7 @@ class TritonAttention:
         if num_blocks > room:
             return None
         wide_k, wide_v = blocks.view(2, room, *inner)[:, :num_blocks]
-        size = triton.next_power_of_2(num_rows * width)
+        size = next_power_of_2(num_rows * width)
         tables = self.buffers.get("widened tables", size, torch.int32)
         tables = tables[: num_rows * width].view(num_rows, width)
         widen_kv(k, v, metadata, wide_k, wide_v, tables)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from nv_kernels.triton import settings
 from nv_kernels.triton.decode_plan import RECORD, decode_plan_kernel
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.prefill_plan import prefill_plan_kernel
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.metadata import AttentionMetadata, AttentionShape
@@ -100,9 +100,9 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
     rows = metadata.num_decodes
     chosen = settings.decode_settings(shape, rows)
     num_pieces = settings.num_pieces(shape, chosen, rows, metadata.max_context_len)
-    room = triton.next_power_of_2(num_pieces)
+    room = next_power_of_2(num_pieces)
     group = shape.num_q_heads // shape.num_kv_heads
-    dim = triton.next_power_of_2(shape.head_dim)
+    dim = next_power_of_2(shape.head_dim)
     plan = DecodePlan(
         settings=chosen,
         num_rows=rows,
@@ -142,8 +142,8 @@ def plan_prefill(
     """List the tiles, of tile_rows query heads each, of the rows after the first num_decodes."""
     num_rows = metadata.context_lens.shape[0] - metadata.num_decodes
     tokens = tile_rows // (shape.num_q_heads // shape.num_kv_heads)
-    num_records = num_rows * triton.cdiv(metadata.max_query_len, tokens)
-    room = triton.next_power_of_2(num_records + 1)
+    num_records = num_rows * cdiv(metadata.max_query_len, tokens)
+    room = next_power_of_2(num_records + 1)
     records = buffers.get("prefill records", room * RECORD, torch.int32)
     rows_bound = _rows_bound(num_rows)
     prefill_plan_kernel[(num_rows,)](
@@ -163,4 +163,4 @@ def plan_prefill(
 
 def _rows_bound(rows: int) -> int:
     """Round up to one of few sizes: each is a kernel to compile."""
-    return 16 if rows <= 16 else 128 if rows <= 128 else max(1024, triton.next_power_of_2(rows))
+    return 16 if rows <= 16 else 128 if rows <= 128 else max(1024, next_power_of_2(rows))

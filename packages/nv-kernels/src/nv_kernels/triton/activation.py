@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.sizes import cdiv
 
 gdc_launch = tl.extra.cuda.gdc_launch_dependents
 gdc_wait = tl.extra.cuda.gdc_wait
@@ -49,7 +50,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     num_rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
     if num_rows:
-        silu_and_mul_kernel[(num_rows, triton.cdiv(width, BLOCK))](
+        silu_and_mul_kernel[(num_rows, cdiv(width, BLOCK))](
             x, out, width, BLOCK, num_warps=4, **dependent_launch(x)
         )
     return out

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from nv_kernels import peers as records
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.sizes import next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.peers import PeerBuffers
@@ -187,5 +188,5 @@ def all_reduce_add_rms_norm(
 
 def _tile(width: int) -> tuple[int, int]:
     """Words of half a row as a program holds them, and its warps: 4 words a thread if it can."""
-    block = triton.next_power_of_2(width // 2)
+    block = next_power_of_2(width // 2)
     return block, min(16, max(1, block // 128))

@@ -23,6 +23,7 @@ import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv
 
 FEW_TOKENS = 256  # up to here the parts are spread over programs
 PROGRAMS = 128  # aimed at by the parts, where there is one tile of tokens
@@ -154,15 +155,15 @@ def _launch(
     (tokens, columns), rows = x.shape, weight.shape[0]
     cut = SINGLE if x.dtype == torch.float32 else HALF
     parts = num_parts(rows, columns, cut)
-    steps = triton.cdiv(triton.cdiv(columns, parts), cut.block_k)
-    parts = triton.cdiv(columns, steps * cut.block_k)  # none is empty
+    steps = cdiv(cdiv(columns, parts), cut.block_k)
+    parts = cdiv(columns, steps * cut.block_k)  # none is empty
     programs = parts if spread else 1
     if programs == 1:
         out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
     else:
         out = torch.empty(programs, tokens, rows, dtype=torch.float32, device=x.device)
     if tokens:
-        tiles = triton.cdiv(tokens, cut.block_m) * triton.cdiv(rows, cut.block_n)
+        tiles = cdiv(tokens, cut.block_m) * cdiv(rows, cut.block_n)
         batch_invariant_linear_kernel[tiles, programs](
             x, weight, x if bias is None else bias, out, tokens, rows, parts // programs,
             columns, steps * cut.block_k, cut.block_m, cut.block_n, cut.block_k, 8,

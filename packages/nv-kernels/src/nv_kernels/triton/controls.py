@@ -22,6 +22,7 @@ import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv
 
 if TYPE_CHECKING:
     from nv_kernels.sampling import LogitControls
@@ -159,7 +160,7 @@ def shape_logits(logits: torch.Tensor, controls: LogitControls) -> torch.Tensor:
     )  # fmt: skip
     # A product and the difference it is for are rounded one by one, as the definition's are.
     options = {**dependent_launch(logits), "enable_fp_fusion": False}
-    shape_kernel[(rows, triton.cdiv(vocabulary, CHUNK))](
+    shape_kernel[(rows, cdiv(vocabulary, CHUNK))](
         logits, shaped, slots, *dense, *sizes, CHUNK, num_warps=4, **options
     )
     if c.bias_ids is None and c.words is None and c.stop_ids is None:

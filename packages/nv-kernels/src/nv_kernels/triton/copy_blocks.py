@@ -17,6 +17,7 @@ import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.kv import KVCache
@@ -77,14 +78,14 @@ def copy_blocks(
     num_pairs = sources.shape[0]
     if num_pairs == 0:
         return
-    copy_blocks_kernel[num_pairs, triton.cdiv(block_size, TOKENS), num_kv_heads](
+    copy_blocks_kernel[num_pairs, cdiv(block_size, TOKENS), num_kv_heads](
         k,
         v,
         sources,
         destinations,
         num_tokens,
         WIDTH=width,
-        WIDE=triton.next_power_of_2(width),
+        WIDE=next_power_of_2(width),
         PAGE=block_size,
         KV_BLOCK=k.stride(0),
         KV_TOKEN=k.stride(1),

@@ -8,6 +8,7 @@ by the next one. Before the wait it reads weights and tables only. Never picks a
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +16,13 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+DEPENDENT: Mapping[str, Any] = {"PDL": True, "launch_pdl": True}
+INDEPENDENT: Mapping[str, Any] = {"PDL": False}
+
 
 def is_hopper(tensor: torch.Tensor) -> bool:
     """Say whether the tensor lies on a card of compute capability 9.0 (wgmma, TMA, PDL)."""
-    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] == 9
+    return tensor.is_cuda and _capability(tensor.device) == 9
 
 
 def dependent_launch(tensor: torch.Tensor) -> Mapping[str, Any]:
@@ -30,6 +34,10 @@ def dependent_launch(tensor: torch.Tensor) -> Mapping[str, Any]:
     Returns:
         Keyword arguments: the PDL constexpr, and launch_pdl on capability 9.0 or later.
     """
-    if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] >= 9:
-        return {"PDL": True, "launch_pdl": True}
-    return {"PDL": False}
+    return DEPENDENT if tensor.is_cuda and _capability(tensor.device) >= 9 else INDEPENDENT
+
+
+@cache
+def _capability(device: torch.device) -> int:
+    """The major number; torch looks it up anew each time, and a step asks some hundred times."""
+    return torch.cuda.get_device_capability(device)[0]

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.sizes import cdiv
 
 if TYPE_CHECKING:
     from nv_kernels.triton.forms import Dot
@@ -125,7 +126,7 @@ def dot(form: Dot, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False
         out = torch.empty(form.split_k, tokens, rows, dtype=dtype, device=x.device)
     options = dependent_launch(x)
     trigger = form.trigger if options["PDL"] else 0
-    grid = (triton.cdiv(tokens, form.block_m), triton.cdiv(rows, form.block_n), form.split_k)
+    grid = (cdiv(tokens, form.block_m), cdiv(rows, form.block_n), form.split_k)
     dot_kernel[grid](
         x, weight, out, tokens, rows,
         columns, form.block_m, form.block_n, form.block_k, form.split_k, form.stages, gated,

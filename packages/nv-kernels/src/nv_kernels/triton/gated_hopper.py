@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from nv_kernels.triton import descriptors
 from nv_kernels.triton.dependent import dependent_launch, is_hopper
 from nv_kernels.triton.gated_hopper_kernel import HALF, gated_hopper_kernel
 from nv_kernels.triton.settings import num_multiprocessors
+from nv_kernels.triton.sizes import cdiv
 
 if TYPE_CHECKING:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -61,7 +61,7 @@ def gated_hopper(
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chosen: GatedSettings) -> None:
     """Write the gated product into out [T, F], contiguous; the rest as `gated_hopper`."""
-    token_tiles = triton.cdiv(x.shape[0], BLOCK_M)
+    token_tiles = cdiv(x.shape[0], BLOCK_M)
     feature_tiles = out.shape[1] // chosen.block_n
     programs = min(token_tiles * feature_tiles, num_multiprocessors(x.device))
     gated_hopper_kernel[(programs,)](

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.sizes import cdiv
 
 if TYPE_CHECKING:
     from nv_kernels.triton.forms import Gemv
@@ -138,7 +139,7 @@ def gemv(
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
     norm_weight, eps = norm or (weight, 0.0)
-    gemv_kernel[(triton.cdiv(outputs, form.rows),)](
+    gemv_kernel[(cdiv(outputs, form.rows),)](
         x, weight, out, norm_weight, x if residual is None else residual,
         weight if bias is None else bias, eps, outputs,
         columns, form.block_k, form.rows, tokens, norm is not None, gated,

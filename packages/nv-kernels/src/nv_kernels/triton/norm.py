@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 gdc_launch = tl.extra.cuda.gdc_launch_dependents
 gdc_wait = tl.extra.cuda.gdc_wait
@@ -109,7 +110,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     num_rows = x.numel() // x.shape[-1]
     if num_rows:
         block, rows, warps = _tile(x.shape[-1])
-        rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        rms_norm_kernel[(cdiv(num_rows, rows),)](
             x, weight, out, num_rows, eps, x.shape[-1], block, rows,
             num_warps=warps, **dependent_launch(x),
         )  # fmt: skip
@@ -138,7 +139,7 @@ def add_rms_norm(
     total = torch.empty_like(out)
     if num_rows:
         block, rows, warps = _tile(width)
-        add_rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        add_rms_norm_kernel[(cdiv(num_rows, rows),)](
             x, x if residual is None else residual.contiguous(), weight, out, total,
             num_rows, eps, width, block, rows, x.shape[0] if x.dim() == 3 else 1,
             residual is not None, num_warps=warps, **dependent_launch(x),
@@ -148,6 +149,6 @@ def add_rms_norm(
 
 def _tile(width: int) -> tuple[int, int, int]:
     """Columns and rows of a program, and its warps: 4 elements a thread, 16 warps at most."""
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     rows = max(1, 512 // block)
     return block, rows, min(16, max(1, block * rows // 128))

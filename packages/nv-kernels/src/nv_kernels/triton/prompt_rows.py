@@ -22,6 +22,7 @@ from nv_kernels.rows import FROM_SLOT, PromptRows
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
 from nv_kernels.triton.rows import read_blocks, read_parameters
+from nv_kernels.triton.sizes import cdiv
 
 if TYPE_CHECKING:
     from nv_kernels.rows import RowTables
@@ -145,7 +146,7 @@ def prompt_rows(
         slots, starts, query_start, tables.computed, tables.block_table, tables.floats,
         tables.integers, *of_rows, *shape, block_size, CHUNK=64, num_warps=1, **options,
     )  # fmt: skip
-    prompt_tokens_kernel[(triton.cdiv(token_ids.shape[0], BLOCK),)](
+    prompt_tokens_kernel[(cdiv(token_ids.shape[0], BLOCK),)](
         token_ids, slots, query_start, read.lengths, tables.last_token, tables.block_table,
         read.token_ids, read.positions, read.slot_mapping, token_ids.shape[0], slots.shape[0],
         *shape, block_size, BLOCK, num_warps=4, **options,

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 from nv_kernels.triton.store_kv import ELEMENTS, store_half, store_kv, stored
 
 if TYPE_CHECKING:
@@ -173,10 +174,10 @@ def qk_norm_rope_store(
     if num_tokens == 0:
         return out
     num_heads = num_q_heads + 2 * num_kv_heads
-    half = triton.next_power_of_2(head_dim // 2)
-    heads = min(ELEMENTS // (2 * half), triton.next_power_of_2(num_heads))
+    half = next_power_of_2(head_dim // 2)
+    heads = min(ELEMENTS // (2 * half), next_power_of_2(num_heads))
     k, v, fp8 = stored(kv)
-    rope_store_kernel[num_tokens, triton.cdiv(num_heads, heads)](
+    rope_store_kernel[num_tokens, cdiv(num_heads, heads)](
         qkv,
         qkv if q_weight is None else q_weight,
         qkv if k_weight is None else k_weight,
@@ -228,9 +229,9 @@ def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) 
     out = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype, device=x.device)
     if num_tokens == 0:
         return out
-    half = triton.next_power_of_2(head_dim // 2)
-    heads = min(ELEMENTS // (2 * half), triton.next_power_of_2(num_heads))
-    rope_store_kernel[num_tokens, triton.cdiv(num_heads, heads)](
+    half = next_power_of_2(head_dim // 2)
+    heads = min(ELEMENTS // (2 * half), next_power_of_2(num_heads))
+    rope_store_kernel[num_tokens, cdiv(num_heads, heads)](
         x,
         x,
         x,

@@ -11,12 +11,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.draw import GROUP, pick_kernel, statistics_kernel
 from nv_kernels.triton.filtering import filter_kernel
 from nv_kernels.triton.greedy import chunk_argmax_kernel, row_argmax_kernel
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.sampling import SamplingTensors
@@ -65,7 +65,7 @@ def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
 
 def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
     rows, vocabulary = logits.shape
-    chunks = triton.cdiv(vocabulary, CHUNK)
+    chunks = cdiv(vocabulary, CHUNK)
     best = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     best_id = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     options = dependent_launch(logits)
@@ -73,14 +73,14 @@ def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
         logits, best, best_id, logits.stride(0), vocabulary, chunks, CHUNK, num_warps=4, **options
     )
     row_argmax_kernel[(rows,)](
-        best, best_id, out, chunks, triton.next_power_of_2(chunks), num_warps=1, **options
+        best, best_id, out, chunks, next_power_of_2(chunks), num_warps=1, **options
     )
 
 
 def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) -> None:
     rows, vocabulary = logits.shape
-    num_groups = triton.cdiv(vocabulary, TILE * GROUP.value)
-    groups = triton.next_power_of_2(num_groups)
+    num_groups = cdiv(vocabulary, TILE * GROUP.value)
+    groups = next_power_of_2(num_groups)
     tiles = groups * GROUP.value
     sizes = (logits.stride(0), vocabulary, num_groups)
     options = dependent_launch(logits)

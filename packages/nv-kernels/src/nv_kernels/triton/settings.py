@@ -7,10 +7,12 @@ Owns the tables of tile sizes, warps and stages, which measurement on an H100 de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
-import triton
+
+from nv_kernels.triton.sizes import next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.metadata import AttentionShape
@@ -93,8 +95,8 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     """
     processors = num_multiprocessors(shape.device)
     items = num_rows * shape.num_kv_heads
-    dim = triton.next_power_of_2(shape.head_dim)
-    members = triton.next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
+    dim = next_power_of_2(shape.head_dim)
+    members = next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
     if 8 * items <= processors:
@@ -119,7 +121,7 @@ def num_pieces(
 
 def prefill_settings(shape: AttentionShape) -> PrefillSettings:
     """Choose for the kernel of any card: 128 rows, and what shared memory holds."""
-    if triton.next_power_of_2(shape.head_dim) <= 128:
+    if next_power_of_2(shape.head_dim) <= 128:
         return PrefillSettings(block_n=64, stages=3, warps=8)
     return PrefillSettings(block_n=32, stages=2, warps=8)
 
@@ -136,6 +138,7 @@ def hopper_prefill_settings(shape: AttentionShape) -> PrefillSettings | None:
     return PrefillSettings(block_n, stages=256 * 128 // (block_n * head_dim), warps=4)
 
 
+@cache
 def num_multiprocessors(device: torch.device) -> int:
     """Count the card's multiprocessors; 8 stands in where the interpreter runs on a CPU."""
     if device.type != "cuda":

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -32,6 +31,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from nv_kernels.triton.descriptors import describe
 from nv_kernels.triton.hopper_dependent import let_next_start, wait_for_previous
+from nv_kernels.triton.sizes import cdiv
 
 if TYPE_CHECKING:
     from nv_kernels.triton.forms import Slab
@@ -171,7 +171,7 @@ def slab(form: Slab, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = Fal
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
     main = 64 if not gated else 32 if form.half == 32 else 16
     tiles = rows // 2 // form.half if gated else rows // 64
-    grid = (tiles, triton.cdiv(tokens, form.block_m), form.split_k)
+    grid = (tiles, cdiv(tokens, form.block_m), form.split_k)
     slab_kernel[grid](
         describe(x, [form.block_m, 64]), describe(weight, [main, 64]), describe(weight, [8, 64]),
         out, tokens,

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     from nv_kernels.kv import KVCache
@@ -101,10 +102,10 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:
         return
-    dim = triton.next_power_of_2(head_dim)
-    heads = min(ELEMENTS // dim, triton.next_power_of_2(num_kv_heads))
+    dim = next_power_of_2(head_dim)
+    heads = min(ELEMENTS // dim, next_power_of_2(num_kv_heads))
     k_cache, v_cache, fp8 = stored(kv)
-    store_kv_kernel[num_tokens, triton.cdiv(num_kv_heads, heads)](
+    store_kv_kernel[num_tokens, cdiv(num_kv_heads, heads)](
         k,
         v,
         slot_mapping,

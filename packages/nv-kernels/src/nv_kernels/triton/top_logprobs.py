@@ -20,6 +20,7 @@ import triton.language as tl
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.draw import GROUP, LOG2E, NONE
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 TILE = 128
 MOST = 128  # most likely ones that are taken one by one; more come from a sort
@@ -142,8 +143,8 @@ def _launch(
     def new(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         return torch.empty(rows, *shape, dtype=dtype, device=logits.device)
 
-    num_groups = triton.cdiv(vocabulary, TILE * GROUP.value)
-    groups = triton.next_power_of_2(num_groups)
+    num_groups = cdiv(vocabulary, TILE * GROUP.value)
+    groups = next_power_of_2(num_groups)
     entries = num_logprobs + 1
     results = new(torch.int64, entries), new(torch.float32, entries), new(torch.int64)
     norms = new(torch.float32, 2)

@@ -21,6 +21,7 @@ import triton.language as tl
 from nv_kernels.triton.dependent import dependent_launch
 from nv_kernels.triton.fp8_pairs import even_fp8, odd_fp8
 from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +111,7 @@ def widen_kv(
     _, num_kv_heads, page, head_dim = out_k.shape
     width = out_tables.shape[1]
     assert page % TILE == 0
-    widen_kv_kernel[num_rows, triton.cdiv(metadata.max_context_len, TILE), num_kv_heads](
+    widen_kv_kernel[num_rows, cdiv(metadata.max_context_len, TILE), num_kv_heads](
         k,
         v,
         metadata.block_tables,
@@ -123,7 +124,7 @@ def widen_kv(
         width,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
-        PAIRS=triton.next_power_of_2(head_dim // 2),
+        PAIRS=next_power_of_2(head_dim // 2),
         PAGE=page,
         TILE=TILE,
         KV_BLOCK=k.stride(0),
