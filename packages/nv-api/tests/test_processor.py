@@ -1,5 +1,6 @@
 """What a server needs of the processor: deltas as they come, snapshots in between."""
 
+import gc
 from itertools import pairwise
 
 import pytest
@@ -179,3 +180,33 @@ def test_a_stream_keeps_what_others_finish(engine, tokenizer):
     assert "".join(session.stream(prompt_of(tokenizer, "abc"), SamplingParams())) == "abc"
     (pair,), _ = session.step()
     assert pair[0] == other.request_id
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_before_the_first_step(engine, tokenizer, monkeypatch, enabled):
+    """The device would wait; afterwards the collector is as it was, also behind an error."""
+    session, seen = Session(engine, tokenizer), []
+
+    def note(call):
+        def noted(*args, **options):
+            seen.append(gc.isenabled())
+            return call(*args, **options)
+
+        return noted
+
+    monkeypatch.setattr(engine, "add_list", note(engine.add_list))
+    monkeypatch.setattr(engine, "step", note(engine.step))
+    was_enabled = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        session.run([prompt_of(tokenizer, "abc")], [SamplingParams()], False)
+        assert seen[:2] == [False, False]
+        assert seen[2:] == [enabled] * len(seen[2:])
+        assert len(seen) > 2
+        assert gc.isenabled() == enabled
+        monkeypatch.setattr(engine, "add_list", None)
+        with pytest.raises(TypeError):
+            session.run([prompt_of(tokenizer, "abc")], [SamplingParams()], False)
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()

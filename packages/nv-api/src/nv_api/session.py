@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from nv_api.collector import CollectorPause
 from nv_api.interrupts import whole_step
 from nv_api.outputs import RequestOutput
 from nv_api.processor import Finished, Processor, Request
@@ -60,10 +61,12 @@ class Session:
             return []
         requests: list[Request] = []
         with self._alone():
+            pause = CollectorPause()
             try:
                 requests += self._processor.add_list(prompts, params)
-                self._finish(requests, use_tqdm)
+                self._finish(requests, use_tqdm, pause)
             finally:
+                pause.end()
                 self._drop(requests)
         outputs = [request.output() for request in requests]
         _warn_of_errors(outputs)
@@ -128,13 +131,16 @@ class Session:
         while self._engine.has_unfinished and not self._processor.has_unfinished:
             self._engine.step()
 
-    def _finish(self, requests: Sequence[Request], use_tqdm: UseTqdm) -> None:
-        """Step until these requests have ended."""
+    def _finish(
+        self, requests: Sequence[Request], use_tqdm: UseTqdm, pause: CollectorPause
+    ) -> None:
+        """Step until these requests have ended; the pause ends with the first step."""
         own = {request.request_id for request in requests}
         with Progress(len(requests), use_tqdm) as progress:
             num_left = len(requests)
             while num_left:
                 step, num_ended = self._advance(own)
+                pause.end()
                 num_left -= num_ended
                 progress.step(step.num_prefill_tokens, step.num_decode_tokens, num_ended)
 
