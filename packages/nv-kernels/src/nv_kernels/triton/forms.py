@@ -90,7 +90,7 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
     # Qwen3-0.6B: qkv, o, gate_up, down
     (1, 1, 4096, 1024, False): Gemv(2, 1024, 4),
     (1, 1, 1024, 2048, False): Gemv(4, 1024, 8),
-    (1, 1, 6144, 1024, True): Gemv(2, 256, 2),
+    (1, 1, 6144, 1024, True): Gemv(32, 512, 16),
     (1, 1, 1024, 3072, False): Gemv(2, 2048, 8),
     (2, 2, 4096, 1024, False): Gemv(4, 512, 2),
     (2, 2, 1024, 2048, False): Gemv(4, 512, 2),
