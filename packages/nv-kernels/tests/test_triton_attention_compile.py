@@ -85,6 +85,7 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
         "STAGES": chosen.stages,
         "MERGE": chosen.merge,
         "PREFETCH": chosen.prefetch,
+        "KEYS_FIRST": chosen.keys_first,
     }
     kernel = compiled(
         decode_attention_kernel, types | {"counters_ptr": "*i32"}, constants, capability,

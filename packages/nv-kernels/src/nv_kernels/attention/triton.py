@@ -164,6 +164,7 @@ class TritonAttention:
             STAGES=plan.settings.stages,
             MERGE=plan.settings.merge,
             PREFETCH=plan.settings.prefetch,
+            KEYS_FIRST=plan.settings.keys_first,
             num_warps=plan.settings.warps,
             num_stages=plan.settings.stages,
             **dependent_launch(metadata.context_lens),

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
-from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.previous import wait_and_hold
 from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def copy_blocks_kernel(
     PDL: tl.constexpr,
 ):
     """Let a program copy TOKENS tokens of one head of one pair. WIDTH: elements of a key."""
-    wait_for_previous(PDL)
+    wait_and_hold(PDL)
     pair = tl.program_id(0)
     count = tl.load(num_tokens_ptr + pair)
     start = tl.program_id(1) * TOKENS

@@ -10,7 +10,8 @@ a partial, and the last of the item's pieces to arrive merges them in a fixed or
 are bitwise repeatable. Rows of context length 0 get zeros.
 
 Under programmatic launch everything before the wait reads only the plan, the block table and
-keys of earlier kernels: plan and block table must be written at least two kernels ahead.
+keys of earlier kernels: plan, block table and all keys and values but a row's newest must be
+written at least two kernels ahead, or by a kernel that holds its successor back.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
@@ -57,6 +58,7 @@ def decode_attention_kernel(
     STAGES: tl.constexpr,
     MERGE: tl.constexpr,
     PREFETCH: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend over one piece.
@@ -65,7 +67,9 @@ def decode_attention_kernel(
     int16 pairs where FP8; out [rows, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 both
     scales hold the 2**8 of the pairs. DIM: HEAD_DIM rounded up to a power of two. PAGE is a
     multiple of TILE, or divides it. MERGE partials are merged at a time. sums holds the
-    base-2 logarithms of the partials' softmax sums.
+    base-2 logarithms of the partials' softmax sums. KEYS_FIRST: the first keys are on their way
+    before the queries are read, and before the wait if the newest, the previous kernel's, is not
+    among the piece's.
     """
     ROWS: tl.constexpr = 16
     WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM  # of a key, in loaded elements
@@ -104,20 +108,25 @@ def decode_attention_kernel(
             KV_BLOCK,
             KV_TOKEN,
         )
-    wait_for_previous(PDL)
+    if not KEYS_FIRST:
+        wait_for_previous(PDL)
+    elif PDL and end_tile * TILE >= length:
+        tl.extra.cuda.gdc_wait()
     if item < 0:
+        if KEYS_FIRST:
+            wait_for_previous(PDL)
         return
     real = (member < GROUP)[:, None]
     q_row = q_ptr + row * Q_TOKEN + (head * GROUP + member)[:, None] * Q_HEAD
-    if FP8:
-        inside = lane[None, :] < WIDTH
-        even = tl.load(q_row + 2 * lane[None, :], mask=real & inside, other=0.0)
-        odd = tl.load(q_row + 2 * lane[None, :] + 1, mask=real & inside, other=0.0)
-        q0 = even.to(tl.float16)
-        q1 = odd.to(tl.float16)
-        acc1 = tl.zeros([ROWS, WIDE], tl.float32)
+    if KEYS_FIRST:  # Triton issues a loop's first loads before its body, where the queries come
+        q0 = tl.zeros([ROWS, WIDE], tl.float16 if FP8 else q_ptr.dtype.element_ty)
+        q1 = q0
+    elif FP8:
+        q0, q1 = load_pairs(q_row, real, HEAD_DIM, WIDE)
     else:
         q0 = tl.load(q_row + column[None, :], mask=real & (column < HEAD_DIM)[None, :], other=0.0)
+    if FP8:
+        acc1 = tl.zeros([ROWS, WIDE], tl.float32)
     acc0 = tl.zeros([ROWS, WIDE], tl.float32)
     top = tl.full([ROWS], LOWEST, tl.float32)
     weights = tl.zeros([ROWS, TILE], tl.float32)  # summed after the loop: no cross-warp sum a tile
@@ -143,6 +152,13 @@ def decode_attention_kernel(
             v = tl.load(v_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
             position = tl.minimum(tile + 1, end_tile - 1) * TILE + token
             blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
+        if KEYS_FIRST and tile == first_tile:
+            wait_for_previous(PDL)
+            if FP8:
+                q0, q1 = load_pairs(q_row, real, HEAD_DIM, WIDE)
+            else:
+                inside = real & (column < HEAD_DIM)[None, :]
+                q0 = tl.load(q_row + column[None, :], mask=inside, other=0.0)
         if FP8:
             scores = tl.dot(q0, even_fp8(k).T)
             scores = tl.dot(q1, odd_fp8(k).T, scores)
@@ -159,6 +175,8 @@ def decode_attention_kernel(
         else:
             acc0 = tl.dot(p.to(v.dtype), v, acc0 * fade[:, None])
         top = new_top
+    if KEYS_FIRST and num_tiles == 0:
+        wait_for_previous(PDL)
     total = tl.sum(weights, 1)
     total = tl.where(total > 0.0, total, 1.0)  # an empty row: zeros
     share = (v_scale / total)[:, None]
@@ -184,6 +202,16 @@ def decode_attention_kernel(
                 partials_ptr, sums_ptr, out_row, first_slot, num_pieces, GROUP, HEAD_DIM, DIM, MERGE
             )
             tl.store(counters_ptr + first_slot, 0)  # ready for the next layer
+
+
+@triton.jit
+def load_pairs(q_row, real, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr):
+    """Load the group's queries for fp8 keys: their even and their odd columns, in fp16."""
+    lane = tl.arange(0, WIDE)[None, :]
+    inside = real & (lane < HEAD_DIM // 2)
+    even = tl.load(q_row + 2 * lane, mask=inside, other=0.0)
+    odd = tl.load(q_row + 2 * lane + 1, mask=inside, other=0.0)
+    return even.to(tl.float16), odd.to(tl.float16)
 
 
 @triton.jit

@@ -26,6 +26,16 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
+def wait_and_hold(PDL: tl.constexpr):
+    """Wait likewise, but let the next kernel start only when this one has ended.
+
+    For writers of many keys, all of which but a row's newest are read before a wait.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
 def prefetch_l2(pointer, wanted):
     """Fetch the 128-byte lines of a tensor of pointers into L2, where wanted; a hint."""
     if not INTERPRETED:

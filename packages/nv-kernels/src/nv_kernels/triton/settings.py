@@ -35,6 +35,7 @@ class DecodeSettings:
         max_tiles: the most tiles of a piece where the card is full anyway.
         prefetch: tiles fetched into L2 before the wait for the kernel ahead.
         merge: partials merged at a time.
+        keys_first: start on the keys before the queries are there; takes registers.
     """
 
     tile: int
@@ -44,6 +45,7 @@ class DecodeSettings:
     max_tiles: int = 32
     prefetch: int = 0
     merge: int = 4
+    keys_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,21 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
     if 8 * items <= processors:
-        return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=min(32, room))
+        return DecodeSettings(
+            32, 2, 2, 3 * processors, prefetch=1, merge=min(32, room), keys_first=True
+        )
     if items <= processors and members > 4:
-        return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=2, merge=min(8, room))
+        # Keys of several blocks a tile take the registers that keys_first wants.
+        return DecodeSettings(
+            tile, 2, 3, 3 * processors, prefetch=2, merge=min(8, room),
+            keys_first=shape.block_size >= tile,
+        )  # fmt: skip
     if items <= processors:
         return DecodeSettings(tile, 2, 2, 4 * processors, prefetch=2, merge=min(8, room))
     if items <= 8 * processors:
-        return DecodeSettings(tile, 2, 2, 5 * processors, max_tiles=64, merge=min(4, room))
+        return DecodeSettings(
+            tile, 2, 2, 5 * processors, max_tiles=64, merge=min(4, room), keys_first=members <= 2
+        )
     return DecodeSettings(tile, 4, 3, 3 * processors, merge=min(2 if members <= 4 else 8, room))
 
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.triton.dependent import dependent_launch
-from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.previous import wait_and_hold
 from nv_kernels.triton.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def store_kv_kernel(
     PDL: tl.constexpr,
 ):
     """Let a program store HEADS heads of one token."""
-    wait_for_previous(PDL)
+    wait_and_hold(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     lane = tl.arange(0, DIM)
