@@ -39,12 +39,12 @@ def test_under_the_interpreter():
     [
         (16, 8230, 8230, {129: 1}),  # a third of 129 tiles each would be a second round
         (16, 2000, 2000, {32: 1}),
-        (18, 200, 200, {4: 1}),
-        (18, 200, 32768, {4: 1, 64: 8}),  # one row of many tiles: not a piece of 512
+        (16, 200, 200, {4: 1}),
+        (16, 200, 32768, {4: 1, 64: 8}),  # one row of many tiles: not a piece of 512
     ],
 )
 def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
-    """On a card of 8 processors 40 pieces are counted on to run at once, and 64 tiles are large."""
+    """On a card of 8 processors 32 pieces are counted on to run at once, and 64 tiles are large."""
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 8)
     shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 4, 2, 64, 256)
     lengths = torch.tensor([longest] + [context] * (rows - 1), dtype=torch.int32, device=DEVICE)
@@ -52,7 +52,7 @@ def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
     starts = torch.arange(rows + 1, dtype=torch.int32, device=DEVICE)
     metadata = AttentionMetadata(starts, lengths, tables, 1, longest, rows)
     plan = TritonAttention(shape, "a test").plan(metadata).decode
-    assert plan.settings.num_resident == 40
+    assert plan.settings.num_resident == 32
     assert plan.settings.max_tiles == 64
     records = plan.records.view(-1, 8)[: plan.num_pieces].cpu().tolist()
     tiles = {(item, first): count for item, first, count, *_ in records if item >= 0}

@@ -92,8 +92,9 @@ def check(shape: AttentionShape) -> None:
 def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     """Choose by how the number of (row, kv head) items compares with the card.
 
-    Few items: latency decides, so small programs, many at once, that prefetch and merge in one
-    round. Many: each streams on its own, and the more bytes in flight the better.
+    Few items: latency decides, so small programs, all at once, that start on their keys before
+    anything else and merge in one round. Many: each streams on its own, and the more bytes in
+    flight the better.
     """
     processors = num_multiprocessors(shape.device)
     items = num_rows * shape.num_kv_heads
@@ -101,22 +102,22 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     members = next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
+    # Wide heads, and keys of several blocks a tile, take the registers that keys_first wants.
+    early = dim <= 128 and shape.block_size >= tile
     if 8 * items <= processors:
-        return DecodeSettings(
-            32, 2, 2, 3 * processors, prefetch=1, merge=min(32, room), keys_first=True
-        )
+        merge = min(32, room)
+        return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=merge, keys_first=early)
+    merge = min(8, room)
+    if items <= processors and early:
+        return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=1, merge=merge, keys_first=True)
     if items <= processors and members > 4:
-        # Keys of several blocks a tile take the registers that keys_first wants.
-        return DecodeSettings(
-            tile, 2, 3, 3 * processors, prefetch=2, merge=min(8, room),
-            keys_first=shape.block_size >= tile,
-        )  # fmt: skip
+        return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=2, merge=merge)
     if items <= processors:
-        return DecodeSettings(tile, 2, 2, 4 * processors, prefetch=2, merge=min(8, room))
+        return DecodeSettings(tile, 2, 2, 4 * processors, prefetch=2, merge=merge)
     if items <= 8 * processors:
-        return DecodeSettings(
-            tile, 2, 2, 5 * processors, max_tiles=64, merge=min(4, room), keys_first=members <= 2
-        )
+        early = early and members <= 2
+        resident, merge = (4 if early else 5) * processors, min(4, room)
+        return DecodeSettings(tile, 2, 2, resident, max_tiles=64, merge=merge, keys_first=early)
     return DecodeSettings(tile, 4, 3, 3 * processors, merge=min(2 if members <= 4 else 8, room))
 
 
