@@ -1,11 +1,13 @@
 """What a server needs of the processor: deltas as they come, snapshots in between."""
 
 import gc
+import threading
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nv_api.collector import CollectorPause
 from nv_api.completion import Completion
 from nv_api.processor import Processor
 from nv_api.prompts import TokenPrompt
@@ -208,5 +210,37 @@ def test_no_garbage_is_collected_before_the_first_step(engine, tokenizer, monkey
         with pytest.raises(TypeError):
             session.run([prompt_of(tokenizer, "abc")], [SamplingParams()], False)
         assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+
+
+def test_a_thread_that_is_refused_leaves_the_collector_alone(engine, tokenizer):
+    session = Session(engine, tokenizer)
+    refused = []
+
+    def other():
+        try:
+            session.run([prompt_of(tokenizer, "x")], [SamplingParams()], False)
+        except RuntimeError:
+            refused.append(gc.isenabled())
+
+    with session._alone():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert refused == [gc.isenabled()]
+
+
+def test_a_pause_that_has_ended_changes_nothing_any_more():
+    was_enabled = gc.isenabled()
+    gc.enable()
+    try:
+        pause = CollectorPause()
+        pause.begin()
+        assert not gc.isenabled()
+        pause.end()
+        gc.disable()
+        pause.end()
+        assert not gc.isenabled()
     finally:
         (gc.enable if was_enabled else gc.disable)()

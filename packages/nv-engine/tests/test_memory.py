@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from nv_engine.config import EngineConfig
 from nv_engine.device.memory import (
     GIB,
     BlockNeed,
@@ -11,6 +12,7 @@ from nv_engine.device.memory import (
     cpu_blocks,
     device_blocks,
 )
+from nv_engine.device.trial import TrialSteps
 
 NEED = BlockNeed(block_bytes=GIB // 8, all_sequences=10)
 
@@ -77,3 +79,23 @@ def test_version_1_cgroup_binds(tmp_path: Path) -> None:
 
 def test_without_cgroups_the_kernel_says(tmp_path: Path) -> None:
     assert available_host_memory(machine(tmp_path, 7 * GIB, {}, "")) == 7 * GIB
+
+
+@pytest.mark.parametrize(
+    ("budget", "rows"), [(16384, 512), (16000, 512), (1023, 512), (300, 512), (7, 7), (1999, 1000)]
+)
+def test_the_trial_step_is_as_large_as_a_step_may_be(budget: int, rows: int) -> None:
+    config = EngineConfig(model="m", max_num_batched_tokens=budget, max_num_seqs=rows)
+    trial = TrialSteps(config, 4096)
+    chunks = trial.prefill().chunks
+    assert sum(chunk.num_tokens for chunk in chunks) == budget
+    assert all(chunk.num_tokens == len(chunk.token_ids) for chunk in chunks)
+    assert [chunk.num_tokens for chunk in chunks] == sorted(chunk.num_tokens for chunk in chunks)
+    assert len(chunks) == min(budget, rows)
+    following = [(chunk.slot, chunk.start) for chunk in trial.decode().chunks]
+    assert following == [(chunk.slot, chunk.num_tokens) for chunk in chunks]
+
+
+def test_the_trial_step_keeps_to_the_longest_context() -> None:
+    config = EngineConfig(model="m", max_num_batched_tokens=1000, max_num_seqs=3)
+    assert {chunk.num_tokens for chunk in TrialSteps(config, 200).prefill().chunks} == {199}

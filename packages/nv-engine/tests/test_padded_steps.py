@@ -47,7 +47,7 @@ def graphs(monkeypatch):
 
     def start(worker, config, *rest):
         plain_start(worker, config, *rest)
-        worker._runner.use_graphs(worker._buckets(config))
+        worker._runner.use_graphs(config.max_num_seqs, worker.max_model_len)
         made.append(worker._runner._graphs)
 
     plain_start = Worker.__init__
@@ -56,17 +56,18 @@ def graphs(monkeypatch):
     return made
 
 
-def run(checkpoint, kinds, **options):
+def run(checkpoint, kinds, lists=1, **options):
     defaults = {"kvcache_block_size": 16, "max_num_seqs": 12, "max_num_batched_tokens": 64}
     engine = Engine(EngineConfig(model=str(checkpoint), device="cpu", **defaults | options))
     said = {}
-    for number, params in enumerate(kinds):
-        prompt = [(7 * number + 3 * i) % 300 + 5 for i in range(9 + 11 * number)]
-        said[engine.add(prompt, params)] = []
-    while engine.has_unfinished:
-        for update in engine.step().updates:
-            logprobs = [entry.logprobs for entry in update.logprobs or ()]
-            said[update.request_id].append((update.token_ids, logprobs))
+    for _ in range(lists):
+        for number, params in enumerate(kinds):
+            prompt = [(7 * number + 3 * i) % 300 + 5 for i in range(9 + 11 * number)]
+            said[engine.add(prompt, params)] = []
+        while engine.has_unfinished:
+            for update in engine.step().updates:
+                logprobs = [entry.logprobs for entry in update.logprobs or ()]
+                said[update.request_id].append((update.token_ids, logprobs))
     engine.close()
     tokens = {key: [t for ids, _ in parts for t in ids] for key, parts in said.items()}
     logprobs = {key: [p for _, many in parts for p in many] for key, parts in said.items()}
@@ -120,7 +121,7 @@ def test_a_padded_layout_holds_the_exact_one():
     ]
     exact = inputs.layout_of(chunks)
     assert exact == inputs.Layout(2, 4, 9, 5, 14)
-    padded = Buckets(6, 512, 64).layout(exact)
+    padded = Buckets(6, 512).layout(exact)
     assert padded is not None
     assert padded.num_decodes > 2
     assert padded.num_tokens > 9
@@ -158,7 +159,7 @@ def test_the_ring_counts_what_the_device_counted():
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 8, 9, 100, 512])
 def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
-    buckets = Buckets(max_num_seqs, 4096, 9000)
+    buckets = Buckets(max_num_seqs, 4096)
     for decodes in range(max_num_seqs + 1):
         for rows in {1, max_num_seqs - decodes} - {0}:
             for tokens in (rows, 63, 64, 65, 5000, 8192):
@@ -169,28 +170,34 @@ def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
                 assert rows <= layout.num_rows - layout.num_decodes <= max_num_seqs
                 assert tokens <= layout.num_tokens - layout.num_decodes
                 assert (layout.max_context_len, layout.max_query_len >= tokens) == (2048, True)
-    for decodes, tokens in ((0, 8193), (1, 8999), (1, 9000), (0, 9001)):
-        if decodes < max_num_seqs:
-            exact = inputs.Layout(decodes, decodes + 1, decodes + tokens, tokens, 900)
-            assert (buckets.layout(exact) is None) == (tokens != 9000)
+                assert Buckets.least_count(layout) == 1
 
 
-def test_prompts_that_fill_a_large_budget_are_captured_when_they_came_often():
-    buckets = Buckets(512, 4096, 16384)
-    layout = buckets.layout(inputs.Layout(0, 29, 16384, 1024, 1500))
-    assert layout == inputs.Layout(0, 64, 16384, 16384, 2048)
-    assert Buckets.least_count(layout) == LARGE_STEP_COUNT
-    small = buckets.layout(inputs.Layout(0, 3, 1000, 900, 900))
-    assert small is not None
-    assert Buckets.least_count(small) == 1
+@pytest.mark.parametrize("decodes", [0, 3])
+def test_a_large_step_is_captured_as_it_is_when_it_came_eight_times(decodes):
+    exact = inputs.Layout(decodes, decodes + 27, decodes + 8193, 994, 1500)
+    assert Buckets(512, 4096).layout(exact) == exact
+    assert Buckets.least_count(exact) == LARGE_STEP_COUNT == 8
 
 
 def test_a_large_step_comes_from_a_graph_when_it_came_often(checkpoint, graphs, monkeypatch):
+    """Lists of one shape again and again: its steps, prompts alone and mixed."""
     monkeypatch.setattr(sizes, "CHUNK_TOKENS", (4, 8))
-    options = {"max_num_batched_tokens": 24, "max_num_seqs": 2}
-    params = [SamplingParams(temperature=0, max_tokens=2)] * 8
-    got = run(checkpoint, params, **options)  # prompts of 9 to 86 tokens, 24 a step
-    large = [key for key in graphs[0].keys if isinstance(key[0], inputs.Layout)]
-    assert inputs.Layout(0, 2, 24, 24, 512) in [layout for layout, _ in large]
+    options = {"max_num_batched_tokens": 24, "max_num_seqs": 2, "enable_prefix_caching": False}
+    params = [SamplingParams(temperature=0, max_tokens=2)] * 8  # prompts of 9 to 86 tokens
+    got = run(checkpoint, params, lists=12, **options)
+    large = [key[0] for key in graphs[0].keys if isinstance(key[0], inputs.Layout)]
+    large = [layout for layout in large if layout.num_tokens - layout.num_decodes > 8]
+    assert {layout.num_decodes for layout in large} == {0, 1}
+    assert any(layout.num_tokens == 24 for layout in large)
     monkeypatch.undo()
-    assert got == run(checkpoint, params, **options)
+    assert got == run(checkpoint, params, lists=12, **options)
+
+
+def test_a_large_step_is_eager_eight_times(checkpoint, graphs, monkeypatch):
+    monkeypatch.setattr(sizes, "CHUNK_TOKENS", (4, 8))
+    options = {"max_num_seqs": 1, "enable_prefix_caching": False}
+    params = [SamplingParams(temperature=0, max_tokens=1)]  # a prompt of 9 tokens
+    for lists, captured in ((8, 0), (9, 1)):
+        run(checkpoint, params, lists=lists, **options)
+        assert len(graphs[-1].keys) == captured

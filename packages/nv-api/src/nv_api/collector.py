@@ -10,14 +10,18 @@ import gc
 
 
 class CollectorPause:
-    """Holds the collector from now until `end`; a second `end` does nothing."""
+    """Holds the collector from `begin` to the first `end`; it is then as it was before."""
 
     def __init__(self) -> None:
+        self._was_enabled = False
+
+    def begin(self) -> None:
+        """Stop the collector."""
         self._was_enabled = gc.isenabled()
         gc.disable()
 
     def end(self) -> None:
-        """Let the collector work again, if it did before."""
+        """Let the collector work again, if it did before; a second call does nothing."""
         if self._was_enabled:
-            self._was_enabled = False
             gc.enable()
+            self._was_enabled = False

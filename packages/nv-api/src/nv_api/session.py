@@ -63,6 +63,7 @@ class Session:
         with self._alone():
             pause = CollectorPause()
             try:
+                pause.begin()
                 requests += self._processor.add_list(prompts, params)
                 self._finish(requests, use_tqdm, pause)
             finally:

@@ -14,18 +14,17 @@ LEAST_CONTEXT = 2048
 CHUNK_TOKENS = (64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """Larger steps keep the device busy for about as long as the host needs to launch them."""
 LARGE_STEP_COUNT = 8
-"""Eager steps of a larger layout before its graph: a capture costs about as much as three."""
+"""Eager steps of such a layout before its graph: a capture takes as long as a few of them."""
 
 
 class Buckets:
     """Sizes up to an engine's limits."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self._batches = batches(max_num_seqs)
         self._decodes = [0, *(2**i for i in range(3, 20) if 2**i < max_num_seqs), max_num_seqs]
         self._chunk_rows = [*(4**i for i in range(1, 9) if 4**i < max_num_seqs), max_num_seqs]
         self._max_model_len = max_model_len
-        self._budget = max_num_batched_tokens
 
     def batch(self, num_rows: int) -> int:
         """Rows of a step that only decodes."""
@@ -36,26 +35,26 @@ class Buckets:
         rounded = 1 << (max_context_len - 1).bit_length()
         return min(max(LEAST_CONTEXT, rounded), self._max_model_len)
 
-    def layout(self, exact: Layout) -> Layout | None:
-        """Room for a step with prompts; None if padding it would cost more than a graph saves.
+    def layout(self, exact: Layout) -> Layout:
+        """Room for a step with prompts; of a large one no more than it needs.
 
-        A larger step than CHUNK_TOKENS has room if it needs none: prompts alone that fill the
-        budget, as at the start of a long list.
+        Padding would cost a large step more than a graph saves, and lists of one shape bring the
+        same steps again.
         """
         num_tokens = exact.num_tokens - exact.num_decodes
-        if num_tokens <= CHUNK_TOKENS[-1]:
-            num_tokens = _at_least(CHUNK_TOKENS, num_tokens)
-        elif num_tokens != self._budget:
-            return None
+        if num_tokens > CHUNK_TOKENS[-1]:
+            return exact
         decodes = _at_least(self._decodes, exact.num_decodes)
         rows = _at_least(self._chunk_rows, exact.num_rows - exact.num_decodes)
+        tokens = _at_least(CHUNK_TOKENS, num_tokens)
         context = self.context(exact.max_context_len)
-        return Layout(decodes, decodes + rows, decodes + num_tokens, num_tokens, context)
+        return Layout(decodes, decodes + rows, decodes + tokens, tokens, context)
 
     @staticmethod
     def least_count(layout: Layout) -> int:
         """How often a layout with prompts must have come before it is captured."""
-        return 1 if layout.max_query_len <= CHUNK_TOKENS[-1] else LARGE_STEP_COUNT
+        is_large = layout.num_tokens - layout.num_decodes > CHUNK_TOKENS[-1]
+        return LARGE_STEP_COUNT if is_large else 1
 
 
 def batches(max_num_seqs: int) -> list[int]:

@@ -19,17 +19,22 @@ class TrialSteps:
     """The steps that take the most memory, and small ones, in a pool of a single block."""
 
     def __init__(self, config: EngineConfig, max_model_len: int) -> None:
-        self._num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
-        self._length = min(config.max_num_batched_tokens // self._num_rows, max_model_len - 1)
+        budget = config.max_num_batched_tokens
+        self._num_rows = min(config.max_num_seqs, budget)
+        each, more = divmod(budget, self._num_rows)
+        fewer = self._num_rows - more  # first, as in any step: theirs may be rows of one token
+        self._lengths = [
+            min(each + (row >= fewer), max_model_len - 1) for row in range(self._num_rows)
+        ]
 
     def prefill(self) -> Batch:
         """As many tokens as a step may have, over as many rows as may sample, with every filter."""
         params = SamplingParams(top_k=50, top_p=0.9, min_p=0.01)
-        rows = range(self._num_rows)
-        ids = (0,) * self._length
+        rows = list(enumerate(self._lengths))
+        ids = [(0,) * length for length in self._lengths]
         return Batch(
-            chunks=tuple(Chunk(slot, 0, self._length, ids, samples=True) for slot in rows),
-            admissions=tuple(Admission(slot, params, slot, self._length, ids) for slot in rows),
+            chunks=tuple(Chunk(slot, 0, n, ids[slot], samples=True) for slot, n in rows),
+            admissions=tuple(Admission(slot, params, slot, n, ids[slot]) for slot, n in rows),
         )
 
     def small(self) -> Iterator[Batch]:
@@ -43,5 +48,5 @@ class TrialSteps:
 
     def decode(self) -> Batch:
         """One more token for each of those rows."""
-        rows = range(self._num_rows)
-        return Batch(chunks=tuple(Chunk(slot, self._length, 1, (), samples=True) for slot in rows))
+        rows = enumerate(self._lengths)
+        return Batch(chunks=tuple(Chunk(slot, n, 1, (), samples=True) for slot, n in rows))

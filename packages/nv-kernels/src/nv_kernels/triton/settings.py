@@ -149,9 +149,13 @@ def hopper_prefill_settings(shape: AttentionShape) -> PrefillSettings | None:
     return PrefillSettings(block_n, stages=256 * 128 // (block_n * head_dim), warps=4)
 
 
-@cache
 def num_multiprocessors(device: torch.device) -> int:
     """Count the card's multiprocessors; 8 stands in where the interpreter runs on a CPU."""
     if device.type != "cuda":
         return 8
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _multiprocessors(index: int) -> int:
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)

@@ -1,7 +1,7 @@
 """Whole-number arithmetic of a launch, as a grid needs it.
 
-Owns `triton.cdiv` and `triton.next_power_of_2` for the host: Triton's own take ten times as long,
-for they may also be called in a kernel, and a launch has several. Never in a kernel.
+Owns `cdiv` and `next_power_of_2` for the host. Triton's own, which may also be called in a kernel,
+take microseconds, and a launch has several. Never in a kernel.
 """
 
 
@@ -19,6 +19,6 @@ def next_power_of_2(n: int) -> int:
     """Round up to a power of two.
 
     Args:
-        n: at least 1.
+        n: at least 1; 0 gives 1, where Triton's gives 0.
     """
-    return 1 << (n - 1).bit_length()
+    return 1 << max(n - 1, 0).bit_length()
