@@ -2,7 +2,8 @@
 
     uv run --no-project --with matplotlib benchmarks/plot.py FILE... --save kernels.svg
 
-Reads the JSON alone. Several files are drawn as one: a key of a later file replaces an earlier's.
+Reads the JSON alone. Several files are drawn as one: a figure of a later file replaces an earlier's
+of the same case, so that peers may come from a run of their own.
 """
 
 import argparse
@@ -101,13 +102,24 @@ def source(figures: dict[str, Any]) -> str:
     return f"{figures.get('machine') or figures['card']}, commit {figures['commit']}"
 
 
+def merge(into: dict[str, Any], figures: dict[str, Any]) -> None:
+    """Add figures, of which later ones win, at every depth."""
+    for key, value in figures.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--save", required=True, help="a .svg or .png file")
     args = parser.parse_args()
     files = [json.loads(Path(name).read_text()) for name in args.files]
-    merged = {key: value for figures in files for key, value in figures.items()}
+    merged: dict[str, Any] = {}
+    for figures in files:
+        merge(merged, figures)
     draw(merged, list(dict.fromkeys(source(figures) for figures in files)), args.save)
 
 

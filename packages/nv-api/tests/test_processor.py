@@ -14,6 +14,7 @@ from nv_api.prompts import TokenPrompt
 from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer
 from nv_engine import SamplingParams
+from tqdm import tqdm
 
 EOS = 256
 
@@ -244,3 +245,16 @@ def test_a_pause_that_has_ended_changes_nothing_any_more():
         assert not gc.isenabled()
     finally:
         (gc.enable if was_enabled else gc.disable)()
+
+
+def test_a_call_from_within_a_bar_may_finish_what_its_caller_waits_for(engine, tokenizer):
+    session = Session(engine, tokenizer)
+    inner = []
+
+    def bar(**options):
+        inner.extend(session.run([prompt_of(tokenizer, "xy")], [SamplingParams()], False))
+        return tqdm(disable=True)
+
+    (outer,) = session.run([prompt_of(tokenizer, "a")], [SamplingParams()], bar)
+    assert [output.outputs[0].text for output in (*inner, outer)] == ["xy", "a"]
+    assert session.finished

@@ -139,11 +139,12 @@ class Session:
         own = {request.request_id for request in requests}
         with Progress(len(requests), use_tqdm) as progress:
             num_left = len(requests)
-            while num_left:
+            while num_left and self._is_busy:  # a call from within a bar may have ended them
                 step, num_ended = self._advance(own)
                 pause.end()
                 num_left -= num_ended
                 progress.step(step.num_prefill_tokens, step.num_decode_tokens, num_ended)
+        self._kept = [e for e in self._kept if e.request.request_id not in own]
 
     def _advance(self, own: set[int] | frozenset[int]) -> tuple["StepOutput", int]:
         """Step the engine once, and keep what ended for `step`, but for the caller's `own`.
