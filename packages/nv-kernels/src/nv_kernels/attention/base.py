@@ -51,7 +51,9 @@ class AttentionBackend(Protocol):
 
         Args:
             q: [T, Hq, D].
-            kv: the layer's cache, this step's tokens already stored.
+            kv: the layer's cache, this step's tokens already stored. On a card a decode row's keys
+                and values but its newest may be read before the kernel ahead has ended: an earlier
+                step has stored them, or `store_kv` or `copy_blocks`, which let nothing start early.
             metadata: the step's.
             plan: what `plan` made of this metadata.
             scale: multiplies q.k.

@@ -104,7 +104,7 @@ class TritonAttention:
 
         Args:
             q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i.
-            kv: the layer's cache, this step's tokens already stored; k and v strided alike.
+            kv: the layer's cache, as the protocol says; k and v strided alike.
             metadata: the step's.
             plan: what `plan` made of this metadata.
             scale: multiplies q.k; positive.
