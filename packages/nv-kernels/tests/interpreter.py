@@ -1,4 +1,4 @@
-"""Triton kernels on a CPU: the interpreter, with bf16 made right, in a process of its own.
+"""Triton kernels on a CPU: the interpreter, with bf16 and dots made right, in its own process.
 
 A test module of kernels uses DEVICE and `on_device`, and calls `run_interpreted(__file__)` in one
 test of the outer process. Its other tests then run twice: here under TRITON_INTERPRET=1 on toy
@@ -46,18 +46,20 @@ def _nearest_bfloat16(data):
     return np.where(finite, rounded, bits >> 16).astype(np.uint16)
 
 
-def mend_bfloat16() -> None:
-    """Let the interpreter compute bf16 in fp32 and round to nearest.
+def mend_interpreter() -> None:
+    """Let the interpreter compute as a card does.
 
-    It works on the raw bits and truncates otherwise.
+    bf16 in fp32, rounded to nearest: otherwise it works on the raw bits and truncates. Dots in
+    fp64, rounded to fp32: in fp32 NumPy's BLAS sums a row in another order at other places of a
+    tile, on processors without AVX-512 for instance, and a card does not.
     """
     import triton.language as tl  # noqa: PLC0415
     from triton.runtime import interpreter as inner  # noqa: PLC0415
 
     builder = inner.InterpreterBuilder
-    if hasattr(builder, "bfloat16_mended"):
+    if hasattr(builder, "mended"):
         return
-    plain_dot, plain_binary = builder.create_dot, builder.binary_op
+    plain_binary = builder.binary_op
     plain_convert = inner._convert_float
 
     def convert(data, source, target, rounding):
@@ -71,8 +73,15 @@ def mend_bfloat16() -> None:
         values = inner._convert_float(handle.data, tl.bfloat16, tl.float32, None)
         return inner.TensorHandle(values.view(np.float32), tl.float32)
 
-    def create_dot(self, a, b, *rest):
-        return plain_dot(self, widened(a), widened(b), *rest)
+    def in_fp64(handle):
+        if handle.dtype.scalar in (tl.float16, tl.float32):
+            return handle.data.astype(np.float64)
+        single = inner._convert_float(handle.data, handle.dtype.scalar, tl.float32, None)
+        return single.view(np.float32).astype(np.float64)
+
+    def create_dot(self, a, b, d, *_):
+        product = np.matmul(in_fp64(a), in_fp64(b)).astype(d.data.dtype)
+        return inner.TensorHandle(product + d.data, d.dtype.scalar)
 
     def binary_op(self, left, right, op):
         if left.dtype.scalar != tl.bfloat16 or right.dtype.scalar != tl.bfloat16:
@@ -86,8 +95,8 @@ def mend_bfloat16() -> None:
 
     inner._convert_float = convert
     builder.create_dot, builder.binary_op = create_dot, binary_op
-    builder.bfloat16_mended = True
+    builder.mended = True
 
 
 if INTERPRETING:
-    mend_bfloat16()
+    mend_interpreter()

@@ -80,6 +80,20 @@ def test_heights_that_disagree_are_not_mixed():
     assert agreeing_heights(lambda block, out: out.zero_(), 10, 1) == (64, 32, 16, 8, 4, 2)
 
 
+@pytest.mark.skipif(INTERPRETING, reason="needs no kernel")
+def test_rows_whose_place_matters_are_multiplied_alone():
+    def product(block, out):
+        """A library whose kernel takes pairs of rows from the back."""
+        out.copy_(block.sum(1, keepdim=True))
+        out[1::2] = block[1::2].flip(1).cumsum(1)[:, -1:]
+
+    heights = agreeing_heights(product, 1000, 1)
+    assert heights == (1,)
+    x = draw(70, 1000)
+    out = multiply_in_blocks(x, 1, product, heights)
+    assert torch.equal(out, x.sum(1, keepdim=True))
+
+
 @outer_only
 def test_under_the_interpreter():
     run_interpreted(__file__)

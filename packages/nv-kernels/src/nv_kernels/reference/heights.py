@@ -1,9 +1,9 @@
 """Matrix products on a CPU whose rows do not depend on how many there are.
 
 A library chooses its kernel, and with it the order in which a row's products are summed, by the
-number of rows. For one number of rows the order is the same, whatever the row's place and its
-neighbours. So rows are multiplied in blocks of a few fixed heights, the last one padded, and only
-heights that give bitwise the same are used together.
+number of rows; some also by a row's place among them. So rows are multiplied in blocks of a few
+fixed heights, the last one padded. Only heights that give bitwise the same are used together, and
+none at which a row's place matters; where it always does, rows are multiplied one by one.
 
 Owns that choice and the blocks. Never multiplies by itself, never lays out a weight.
 
@@ -41,12 +41,15 @@ def agreeing_heights(
         heights: tallest first; each divides the tallest.
 
     Returns:
-        The most that agree, tallest first; of equally many those with the taller ones.
+        The most that agree, tallest first; of equally many those with the taller ones. (1,) if a
+        row's place matters at every height.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(heights[0], num_columns, generator=generator)
     groups: list[tuple[torch.Tensor, list[int]]] = []
     for height in heights:
+        if _places_matter(product, x[:1].repeat(height, 1), num_outputs):
+            continue
         rows = torch.empty(heights[0], num_outputs)
         for block, out in zip(torch.split(x, height), torch.split(rows, height), strict=True):
             product(block, out)
@@ -56,7 +59,14 @@ def agreeing_heights(
                 break
         else:
             groups.append((rows, [height]))
-    return max((tuple(members) for _, members in groups), key=len)
+    return max((tuple(members) for _, members in groups), key=len, default=(1,))
+
+
+def _places_matter(product: Product, same: torch.Tensor, num_outputs: int) -> bool:
+    """Whether equal rows [h, K] come out different."""
+    out = torch.empty(same.shape[0], num_outputs)
+    product(same, out)
+    return not torch.equal(out, out[:1].expand_as(out))
 
 
 def multiply_in_blocks(
@@ -80,5 +90,11 @@ def multiply_in_blocks(
     x = functional.pad(x, (0, 0, 0, padded - num_rows)) if padded > num_rows else x.contiguous()
     out = x.new_empty(padded, num_outputs)
     for start in range(0, padded, tallest):
-        product(x[start : start + tallest], out[start : start + tallest])
+        block, rows = x[start : start + tallest], out[start : start + tallest]
+        if tallest > 1:
+            product(block, rows)
+        else:  # from and to tensors of its own, for a row's place in memory would matter as well
+            alone = torch.empty_like(rows)
+            product(block.clone(), alone)
+            rows.copy_(alone)
     return out[:num_rows]
