@@ -6,7 +6,7 @@ import pytest
 import torch
 from control_cases import EOS, PARAMS, VOCAB, WORDS, Rows, params_of, random_logits
 from nv_engine.batch import Admission, Batch, Chunk
-from nv_engine.device.control_tables import SlotTable, most_bytes
+from nv_engine.device.control_tables import SlotTable
 from nv_engine.device.controls import ControlFlags
 from nv_engine.device.slots import Slots
 from nv_engine.grammar import StructuredOutputsParams
@@ -86,17 +86,19 @@ def test_a_table_keeps_its_rows_when_it_grows():
     assert (table.data == -1).all()
 
 
-def test_tables_stay_within_what_a_budget_is_told():
+def test_tables_take_what_the_docs_say():
+    """4 bytes a token of the vocabulary and a slot for penalties, 1 for allowed tokens."""
     num_slots, vocab_size = 40, 5000
     slots = Slots(num_slots, 4, vocab_size, EOS, CPU)
     wanted = {"allowed_token_ids": [3], "frequency_penalty": 1.0, "logit_bias": {3: 1.0}}
     wanted["structured_outputs"] = StructuredOutputsParams(regex="a")
     before = slots.controls.num_bytes
+    row = 5 * vocab_size + 4 * -(-vocab_size // 32) + 3 * 4 + 8 + 4  # a mask, penalties, a bias
+    most = (num_slots + 1) * row
     for slot in range(num_slots):
         slots.update(Batch((), (Admission(slot, SamplingParams(**wanted), 0, 1, (3,)),)))
-        assert before < slots.controls.num_bytes <= most_bytes(num_slots, vocab_size)
-    most = most_bytes(num_slots, vocab_size) - 20 * 4 * vocab_size  # no table is growing
-    assert slots.controls.num_bytes == most + 41 * (8 + 4)  # and a bias each
+        assert before < slots.controls.num_bytes <= most
+    assert slots.controls.num_bytes == most
 
 
 def test_flags_round_logprobs_up_so_that_few_graphs_are_captured():

@@ -1,6 +1,7 @@
 """Which captured graphs are kept; the capture itself is a card's (test_device_gpu.py)."""
 
 from array import array
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -36,3 +37,64 @@ def test_the_least_recently_used_graph_goes(made):
     graphs.replay("b", values, "b", values)
     assert captures[5:] == ["b", "waited"]
     assert "c" not in graphs
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Captures that run at once, on a CPU: the pool of each, and what was allocated in it."""
+    seen, pools = [], iter(range(100))
+
+    @contextmanager
+    def graph(graph, pool, capture_error_mode):
+        seen.append((pool, []))
+        yield
+
+    def zeros(size, **options):
+        seen[-1][1].append(size)
+        return torch.empty(0)
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    fakes = {
+        "Stream": lambda device: stream, "current_stream": lambda device: stream,
+        "stream": nullcontext, "synchronize": lambda device: None, "graph": graph,
+        "graph_pool_handle": lambda: next(pools), "empty_cache": lambda: None,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+    }  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(module.torch, "zeros", zeros)
+    return seen
+
+
+def run(graphs, key, step=lambda packed: ()):
+    return graphs.replay(key, array("q", [1]), step, array("q", [0]))
+
+
+def test_a_pool_begins_with_the_room_of_the_largest_step(captures):
+    graphs = Graphs(torch.device("cpu"), room=1000)
+    for key in "abab":
+        run(graphs, key)
+    assert captures == [(0, [1000]), (0, []), (0, [])]
+    graphs.drop()
+    run(graphs, "a")
+    assert captures[3:] == [(1, [1000]), (1, [])]
+
+
+def test_without_a_known_room_none_is_taken(captures):
+    run(Graphs(torch.device("cpu")), "a")
+    assert captures == [(0, [])]
+
+
+def test_a_capture_that_fails_is_the_last(captures):
+    """K6: steps run eagerly then, but for those that are captured."""
+    graphs = Graphs(torch.device("cpu"))
+    run(graphs, "a")
+
+    def fail(packed):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.warns(UserWarning, match="capture failed .operation not permitted.*eagerly"):
+        assert run(graphs, "b", fail) is None
+    assert [graphs.can_replay(key) for key in "abc"] == [True, False, False]
+    assert run(graphs, "c") is None
+    assert run(graphs, "a") == ()

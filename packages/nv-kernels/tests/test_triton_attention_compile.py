@@ -134,6 +134,13 @@ def test_hopper_prefill(head_dim, group, block_size):
     assert "wgmma" in kernel.ptx
 
 
+def assert_holds(kernel, capability):
+    """Attention, which reads before its wait what this kernel writes, starts when it has ended."""
+    assert_fits(kernel, capability)
+    assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90)
+    assert "launch_dependents" not in kernel.ptx
+
+
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("rows", [16, 1024])
 def test_plans(rows, capability):
@@ -144,7 +151,7 @@ def test_plans(rows, capability):
     }  # fmt: skip
     constants = {"ROWS": rows, "TILE": 64, "PAGE": 256, "NUM_KV_HEADS": KV_HEADS}
     constants |= {"MAX_TILES": 32, "CHUNK": 128}
-    assert_fits(compiled(decode_plan_kernel, decode, constants, capability), capability)
+    assert_holds(compiled(decode_plan_kernel, decode, constants, capability), capability)
     prefill = types | {"query_start_ptr": "*i32", "first_row": "i32"}
     constants = {"ROWS": rows, "TOKENS": 64, "CHUNK": 4}
     assert_fits(compiled(prefill_plan_kernel, prefill, constants, capability), capability)
@@ -171,7 +178,7 @@ def test_writes(fp8, capability):
         "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "DIM": 128, "FP8": fp8, "HEADS": 8,
         "K_TOKEN": 1024, "K_HEAD": 128, "V_TOKEN": 1024, "V_HEAD": 128,
     }  # fmt: skip
-    assert_fits(compiled(store_kv_kernel, types, constants, capability), capability)
+    assert_holds(compiled(store_kv_kernel, types, constants, capability), capability)
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
@@ -180,4 +187,4 @@ def test_copies(capability):
     types |= {"destinations_ptr": "*i64", "num_tokens_ptr": "*i64"}
     constants = {"WIDTH": 128, "WIDE": 128, "PAGE": 256, "TOKENS": 16}
     constants |= {"KV_BLOCK": 256 * 1024, "KV_TOKEN": 1024, "KV_HEAD": 128}
-    assert_fits(compiled(copy_blocks_kernel, types, constants, capability), capability)
+    assert_holds(compiled(copy_blocks_kernel, types, constants, capability), capability)

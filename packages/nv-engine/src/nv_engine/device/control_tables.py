@@ -219,20 +219,6 @@ def _names(flags: ControlFlags) -> Iterator[str]:
     return (name for flag, asked in flags._asdict().items() if asked for name in TABLES[flag])
 
 
-def most_bytes(num_slots: int, vocab_size: int) -> int:
-    """Bytes that the tables of `num_slots` slots may come to take, as a bound for a memory budget.
-
-    That is when every slot has asked for every control whose row is as wide as the vocabulary:
-    allowed tokens (a byte a token), counts (four), a mask (a bit); the largest is there half as
-    large once more while it grows. Rows of words and biases are as wide as what the requests list,
-    which is little beside that and not counted.
-    """
-    allowed, counts, mask = vocab_size, 4 * vocab_size, 4 * -(-vocab_size // 32)
-    penalties = 3 * 4  # repetition, frequency, presence
-    row = allowed + counts + mask + penalties
-    return (num_slots + 1) * row + (num_slots + 1) // 2 * counts
-
-
 def flags_of(params: SamplingParams) -> ControlFlags:
     """What one request asks for; NO_CONTROLS itself if nothing."""
     flags = ControlFlags(

@@ -24,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nv_kernels.triton.previous import wait_for_previous
+from nv_kernels.triton.previous import wait_and_hold
 
 RECORD = 8
 
@@ -91,7 +91,7 @@ def decode_plan_kernel(
     ROWS is a power of two, at least num_rows. num_pieces is the number of records, and bounds
     the cut. CHUNK records are written at a time.
     """
-    wait_for_previous(PDL)
+    wait_and_hold(PDL)  # attention reads the records before its own wait
     row = tl.program_id(0)
     rows = tl.arange(0, ROWS)
     present = rows < num_rows

@@ -1,9 +1,11 @@
 """How a kernel is launched: programmatic dependent launch where the card has it.
 
-Owns the rule of the chain. A kernel whose PDL flag is set lets its successor start early and
-waits (`gdc_wait`, in every program) before it reads what an earlier kernel wrote or writes
-anything: so the completion of a kernel implies that of all before it, and a buffer may be reused
-by the next one. Before the wait it reads weights and tables only. Never picks a kernel.
+Owns the rule of the chain. A kernel whose PDL flag is set waits (`gdc_wait`, in every program)
+before it reads what the kernel ahead wrote or writes anything: so the completion of a kernel
+implies that of all before it, and a buffer may be reused by the next one. Most let their successor
+start early. Before the wait a kernel reads what is older than the kernel ahead: weights, tables,
+and in decode attention the plan and all keys but the newest, whose writers hold their successor.
+Never picks a kernel.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 def wait_for_previous(PDL: tl.constexpr):
     """Wait until the kernel ahead has ended and its writes are seen, then let the next one start.
 
-    Every program of every kernel calls it, also one with nothing to do: the end of this kernel
-    promises its successor that all before it have ended.
+    Every program of a kernel waits, here or by a wait of its own, also one with nothing to do: the
+    end of this kernel promises its successor that all before it have ended.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -29,7 +29,7 @@ def wait_for_previous(PDL: tl.constexpr):
 def wait_and_hold(PDL: tl.constexpr):
     """Wait likewise, but let the next kernel start only when this one has ended.
 
-    For writers of many keys, all of which but a row's newest are read before a wait.
+    For writers of what attention reads before its wait: the plan, and keys but a row's newest.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
