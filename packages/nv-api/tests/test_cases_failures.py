@@ -76,6 +76,21 @@ def test_a_failed_step_is_an_error_and_a_warning(checkpoint, monkeypatch):
         assert len(llm.generate("a", params, use_tqdm=False)[0]["token_ids"]) == 2
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_manual_loop_hears_of_a_failed_step(checkpoint, monkeypatch, own):
+    """Its pairs have no place for the reason; also of a request that failed beside another's."""
+    with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4) as llm:
+        assert llm.add_request("a", SamplingParams(max_tokens=2)) == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(LocalExecutor, "submit", fail)
+            if not own:
+                with pytest.warns(UserWarning, match="1 completion ended .*, request 1 first"):
+                    llm.generate(["b"], use_tqdm=False)
+            with pytest.warns(UserWarning, match="request 0 first: .*out of memory"):
+                assert llm.step() == ([(0, [])], 0)
+        assert llm.is_finished()
+
+
 @pytest.mark.filterwarnings("ignore:.*finish_reason 'error'")
 @pytest.mark.parametrize("command", [["generate", "a"], ["chat"]])
 def test_the_command_fails_with_a_sentence(checkpoint, monkeypatch, command):

@@ -278,5 +278,6 @@ def test_a_closed_llm_refuses_work(scripted):
     llm = scripted()
     llm.close()
     llm.close()
-    with pytest.raises(ValueError, match="closed"):
-        llm.generate("x")
+    for call in (lambda: llm.generate(["x", "y"]), lambda: llm.generate([])):
+        with pytest.raises(ValueError, match="this LLM is closed"):
+            call()

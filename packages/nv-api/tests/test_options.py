@@ -1,6 +1,7 @@
 import dataclasses
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from nv_api.options import ALIASES, NO_DIFFERENCE, TOKENIZER, UNBUILT, parse
@@ -46,6 +47,15 @@ def test_options_reach_the_engine_and_the_tokenizer():
     asked = parse("m", {"max_model_len": None, "seed": 7, "tokenizer": "t", "dtype": "float32"})
     assert asked.engine == EngineConfig(model="m", max_model_len=None, seed=7, dtype="float32")
     assert asked.tokenizer == "t"
+
+
+def test_numbers_of_numpy_and_torch_are_taken():
+    given = {"block_size": np.int32(64), "seed": torch.tensor(3), "enforce_eager": np.True_}
+    plain = {"block_size": 64, "seed": 3, "enforce_eager": True, "gpu_memory_utilization": 0.5}
+    asked = parse("m", given | {"gpu_memory_utilization": np.float32(0.5)})
+    assert asked == parse("m", plain)
+    with pytest.raises(NotImplementedError, match=r"cpu_offload_gb=\[1, 2\] is not built"):
+        parse("m", {"cpu_offload_gb": np.array([1, 2])})
 
 
 def test_aliases_and_only_one_of_two_names():

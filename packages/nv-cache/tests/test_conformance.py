@@ -45,21 +45,28 @@ def test_n23_the_chain_counts_not_the_content(serve) -> None:
     assert blocks.match([*a, *b, *c, 0]).num_cached == 96
 
 
-def test_n26_a_reused_block_is_not_found_and_the_map_stays_bounded(serve) -> None:
-    blocks = BlockManager(2, 32)
+@pytest.mark.parametrize(("num_blocks", "length", "cycles"), [(2, 60, 100_000), (1, 32, 10_000)])
+def test_n26_a_reused_block_is_not_found_and_the_map_stays_bounded(
+    serve, num_blocks, length, cycles
+) -> None:
+    blocks = BlockManager(num_blocks, 32)
     draw = random.Random(0)
     before: list[int] = []
-    for cycle in range(100_000):
-        tokens = [draw.randrange(2**32) for _ in range(2)] * 30  # 60 tokens: both blocks
+    for cycle in range(cycles):
+        tokens = [draw.randrange(2**32) for _ in range(2)] * (length // 2)  # all the blocks
         blocks.free(serve(blocks, tokens))
         if before:
-            stale = blocks.match(before)
+            stale = blocks.match([*before, 0])
             assert stale.num_cached == 0
+        fresh = blocks.match([*tokens, 0])
+        assert fresh.num_cached >= 32
+        blocks.copied(fresh)
+        blocks.free(fresh)
         before = tokens
-        assert blocks.num_cached_blocks <= 2
+        assert blocks.num_cached_blocks <= num_blocks
         if cycle % 1000 == 0:
             blocks.check([])
-    assert blocks.stats.evictions == 2 * 100_000 - 2
+    assert blocks.stats.evictions == num_blocks * (cycles - 1)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 256])

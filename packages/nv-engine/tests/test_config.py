@@ -18,6 +18,7 @@ from nv_engine.config import EngineConfig
         ("gpu_memory_utilization", 1.5),
         ("seed", "x"),
         ("swap_space", -1),
+        ("swap_space", float("nan")),
         ("dtype", "int8"),
         ("attention_backend", "flashinfer"),
         ("load_format", "pickle"),

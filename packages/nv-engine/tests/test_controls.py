@@ -25,6 +25,19 @@ def test_controls_equal_transformers(names, num_known):
         rows.step(logits_RV)
 
 
+@pytest.mark.parametrize("penalty", [1e-300, 1e-38, 3e38])
+def test_the_largest_penalties_leave_logits_finite(penalty):
+    rows = Rows(["plain"])
+    slot, _, prompt, drawn = rows.rows[0]
+    rows.admit([(slot, SamplingParams(repetition_penalty=penalty), prompt, drawn)])
+    logits_RV = 100 * random_logits(1)
+    shaped_V = rows.shaped(logits_RV)[0]
+    assert shaped_V.isfinite().all()
+    known = sorted({*prompt, *drawn})
+    wins = logits_RV[0, known].amax() > 0 if penalty < 1 else False
+    assert (int(shaped_V.argmax()) in known) == wins
+
+
 def test_a_bad_word_is_never_drawn():
     rows = Rows(["words"] * 8 + ["plain"] * 8)
     for step in range(60):

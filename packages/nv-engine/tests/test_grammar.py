@@ -65,6 +65,8 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
         ({"json_object": False}, "nothing"),
         ({"regex": "a", "choice": ["b"]}, "regex, choice: give exactly one"),
         ({"regex": 3}, "regex is 3"),
+        ({"json_object": "yes"}, "json_object is 'yes': it must be True or False"),
+        ({"regex": "a", "disable_any_whitespace": 1}, "disable_any_whitespace is 1"),
         ({"grammar": ["root"]}, "grammar is"),
         ({"choice": []}, r"choice is \[\]"),
         ({"choice": "ab"}, "choice is 'ab'"),

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 from nv_engine.config import EngineConfig
 from nv_engine.device.memory import (
     GIB,
@@ -11,6 +12,7 @@ from nv_engine.device.memory import (
     check_tables,
     cpu_blocks,
     device_blocks,
+    device_budget,
 )
 from nv_engine.device.trial import TrialSteps
 
@@ -25,6 +27,21 @@ def test_cpu_takes_what_is_needed_within_a_quarter() -> None:
 def test_device_takes_what_is_left() -> None:
     assert device_blocks(NEED, budget=10 * GIB, used=9 * GIB) == 8
     assert device_blocks(NEED, budget=100 * GIB, used=0) == 800
+
+
+def card_with(monkeypatch: pytest.MonkeyPatch, *, total: int, free: int, ours: int) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: ours)
+
+
+def test_k4_another_process_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds 30 % of 80 GiB: 0.4 of the card is free, and so is 0.7; 0.71 is not."""
+    card, total = torch.device("cuda", 0), 80 * GIB
+    card_with(monkeypatch, total=total, free=54 * GIB, ours=2 * GIB)
+    assert device_budget(card, 0.4) == 32 * GIB
+    assert device_budget(card, 0.7) == 56 * GIB
+    with pytest.raises(ValueError, match=r"0\.71 asks for 56\.8 GiB of 80\.0 .* 56\.0 .* 0\.70"):
+        device_budget(card, 0.71)
 
 
 def test_too_little_names_numbers_and_option() -> None:

@@ -30,6 +30,7 @@ def test_defaults_are_the_contract() -> None:
         ("n", 0),
         ("n", 1.5),
         ("n", True),
+        ("n", 16385),
         ("temperature", math.nan),
         ("temperature", -0.1),
         ("temperature", math.inf),

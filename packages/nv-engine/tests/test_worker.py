@@ -14,6 +14,7 @@ from nv_engine.device.buckets import batches
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.worker import Worker, choose_device
 from nv_engine.params import SamplingParams
+from nv_models import load_model
 
 BLOCK = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
@@ -225,3 +226,20 @@ def test_every_batch_size_has_a_bucket(max_num_seqs: int) -> None:
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == max_num_seqs
     assert all(any(size >= n for size in sizes) for n in range(1, max_num_seqs + 1))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_k7_the_deterministic_mode_has_its_own_products_and_attention(
+    checkpoint, monkeypatch, deterministic
+):
+    """On a CPU its results are the same without them, or nearly always."""
+    asked = []
+
+    def load(path, **options):
+        asked.append(options["batch_invariant"])
+        return load_model(path, **options)
+
+    monkeypatch.setattr("nv_engine.device.worker.load_model", load)
+    worker = make_worker(checkpoint, deterministic=deterministic, dtype="bfloat16")
+    assert asked == [deterministic]
+    assert (worker._runner._backend.name == "batch_invariant") == deterministic

@@ -1,6 +1,7 @@
 """ModelConfig against transformers' own reading of the same config.json, and its refusals."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -142,6 +143,11 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
     write(tmp_path, "llama", {}, eos_token_id=320)  # the class's default is no better
     with pytest.warns(UserWarning, match=r"config\.json: eos_token_id .*320"):
         assert ModelConfig.from_path(tmp_path).eos_token_ids == ()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("default")
+        ModelConfig.from_path(tmp_path)
+        ModelConfig.from_path(tmp_path)  # on another line, as others who read the file
+    assert len(warned) == 1
 
 
 @pytest.mark.parametrize(

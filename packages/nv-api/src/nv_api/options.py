@@ -169,7 +169,7 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
         if ours in known:
             twin = next(alias for alias, target in ALIASES.items() if target == ours)
             raise TypeError(f"{ours} and {twin} are one option: give one of them")
-        known[ours] = value
+        known[ours] = value.tolist() if hasattr(value, "tolist") else value  # numpy's, torch's
     return known
 
 

@@ -57,6 +57,8 @@ class Session:
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         """Complete prompts, in their order; on any exception none of them is left behind."""
+        if self._is_closed:
+            raise ValueError("this LLM is closed: make a new one")
         if not prompts:
             return []
         requests: list[Request] = []
@@ -69,9 +71,8 @@ class Session:
             finally:
                 pause.end()
                 self._drop(requests)
-        outputs = [request.output() for request in requests]
-        _warn_of_errors(outputs)
-        return outputs
+        _warn_of_errors([Finished(each, one) for each in requests for one in each.completions])
+        return [request.output() for request in requests]
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:
         """The text of a prompt's first completion as it comes; closing the iterator aborts it.
@@ -99,6 +100,7 @@ class Session:
             step, _ = self._advance(own=frozenset())
             num_tokens = step.num_prefill_tokens or -step.num_decode_tokens
         ended, self._kept = self._kept, []
+        _warn_of_errors(ended)
         return [(e.request.request_id, list(e.completion.token_ids)) for e in ended], num_tokens
 
     def abort(self, request_id: int) -> None:
@@ -180,11 +182,13 @@ class Session:
                 return
 
 
-def _warn_of_errors(outputs: Sequence[RequestOutput]) -> None:
-    """Say once how many requests failed on the device, and why the first did."""
-    failed = [o for output in outputs for o in output.outputs if o.finish_reason == "error"]
+def _warn_of_errors(ended: Sequence[Finished]) -> None:
+    """Say how many completions failed, whose the first was, and why."""
+    failed = [each for each in ended if each.completion.finish_reason == "error"]
     if failed:
+        request, completion = failed[0]
         warnings.warn(
-            f"{len(failed)} completions ended with finish_reason 'error': {failed[0].stop_reason}",
+            f"{len(failed)} completion{'s' if len(failed) > 1 else ''} ended with finish_reason "
+            f"'error', request {request.request_id} first: {completion.stop_reason}",
             stacklevel=4,
         )

@@ -44,6 +44,12 @@ class StructuredOutputsParams:
             text = getattr(self, kind)
             if text is not None and not isinstance(text, str):
                 raise ValueError(f"structured_outputs.{kind} is {text!r}: it must be a string")
+        for flag in ("json_object", "disable_any_whitespace"):
+            value = getattr(self, flag)
+            if value is not None and not isinstance(value, bool):
+                raise ValueError(
+                    f"structured_outputs.{flag} is {value!r}: it must be True or False"
+                )
         choice = self.choice
         if choice is not None and not _is_texts(choice):
             raise ValueError(

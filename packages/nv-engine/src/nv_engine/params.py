@@ -14,6 +14,8 @@ from nv_engine import values
 from nv_engine.grammar import StructuredOutputsParams
 
 MAX_SEED = 2**64
+MAX_COMPLETIONS = 16384
+"""Of a prompt, as in vLLM: each is a sequence that the host keeps."""
 _FROZEN = "_is_frozen"
 _FLAGS = (
     "include_stop_str_in_output",
@@ -36,7 +38,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    """Completions a prompt, at least 1."""
+    """Completions a prompt, at least 1, at most 16,384."""
     temperature: float = 1.0
     """0 is greedy; otherwise the logits are divided by it."""
     top_p: float = 1.0
@@ -140,7 +142,7 @@ class SamplingParams:
         return twin
 
     def _check_numbers(self) -> None:
-        self._make("n", values.integer, 1)
+        self._make("n", values.integer, 1, MAX_COMPLETIONS)
         self._make("temperature", values.real, 0.0, math.inf)
         self._make("top_p", values.real, 0.0, 1.0, above=True)
         self._make("top_k", values.integer, -1)

@@ -115,7 +115,7 @@ def test_n27_a_sequence_holds_as_many_blocks_as_its_length_needs(simulation, dep
     sim.check()
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 3, 9])
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 5, 9])
 def test_n29_abort_while_waiting_prefilling_or_decoding(simulation, depth, num_steps):
     sim = simulation(max_in_flight=depth, max_num_batched_tokens=16, max_num_seqs=2)
     ids = [sim.add(prompt_of(60, first), greedy(30)) for first in range(4)]

@@ -141,7 +141,7 @@ def _warn_of_undrawable(file: Path, ids: tuple[int, ...], vocab_size: int) -> No
         warnings.warn(
             f"{file}: eos_token_id names {', '.join(map(str, gone))}, but the vocabulary is "
             f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
-            stacklevel=3,
+            stacklevel=1,  # so that it is said once, though the file is read several times
         )
 
 

@@ -16,6 +16,8 @@ from nv_engine.device.upload import upload
 from nv_engine.params import SamplingParams
 
 MIN_ROWS = 8
+MOST_REPETITION = 1e20
+"""Larger penalties, and smaller ones than 1 over this, act as it does: logits stay finite."""
 TABLES = {
     "allowed": ("allowed",),
     "words": ("words", "recent"),
@@ -200,7 +202,8 @@ class ControlTables:
         self.repetition.fit(slot)
         self.additive.fit(slot, 2)
         self.counts.fit(slot, *self.counts.data.shape[1:])
-        self.repetition.data[slot].fill_(params.repetition_penalty)
+        penalty = min(max(params.repetition_penalty, 1 / MOST_REPETITION), MOST_REPETITION)
+        self.repetition.data[slot].fill_(penalty)
         self.additive.data[slot] = self._floats([params.frequency_penalty, params.presence_penalty])
         known_N = self._ids(admission.token_ids)
         prompt_P, drawn_D = known_N.tensor_split([admission.prompt_len])
