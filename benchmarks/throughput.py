@@ -16,6 +16,7 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--disable-custom-all-reduce", action="store_true", help="NCCL sums all")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="a step; the engine's default")
     parser.add_argument("--deterministic", action="store_true", help="nv's deterministic mode")
     parser.add_argument("--profile", action="store_true", help="print where a run's time goes")
     parser.add_argument("--save", help="write the JSON to this file too")
@@ -24,6 +25,8 @@ def main() -> None:
     options = {"max_model_len": 4096}
     if args.kv_cache_dtype != "auto":
         options["kv_cache_dtype"] = args.kv_cache_dtype
+    if args.max_num_batched_tokens is not None:
+        options["max_num_batched_tokens"] = args.max_num_batched_tokens
     if args.deterministic:
         options["deterministic"] = True
     if args.tensor_parallel_size > 1:
@@ -39,6 +42,7 @@ def main() -> None:
         "model": args.model,
         "kv_cache_dtype": args.kv_cache_dtype,
         "deterministic": args.deterministic,
+        "max_num_batched_tokens": args.max_num_batched_tokens,
         "tensor_parallel_size": args.tensor_parallel_size,
         "disable_custom_all_reduce": args.disable_custom_all_reduce,
         "seconds": round(seconds, 3),
