@@ -1,7 +1,6 @@
 """Conformance cases of checkpoints: what cannot be loaded says so, the rest is transformers'."""
 
 import json
-from collections import Counter
 
 import pytest
 import torch
@@ -167,12 +166,25 @@ def logits_by_token(model, prompt, tokens):
     return torch.stack(rows).float()
 
 
+def bf16_step(logits_TV):
+    """A bf16 step at each row's highest logit: [T]."""
+    return torch.exp2(logits_TV.amax(-1).abs().log2().floor() - 7)  # bf16 has 8 significant bits
+
+
 def bf16_steps_behind(logits_TV, tokens):
     """How far each token's logit is below the highest, in bf16 steps at the highest: [T]."""
-    best_T = logits_TV.amax(-1)
     own_T = logits_TV.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    step_T = torch.exp2(best_T.abs().log2().floor() - 7)  # bf16 has 8 significant bits
-    return (best_T - own_T) / step_T
+    return (logits_TV.amax(-1) - own_T) / bf16_step(logits_TV)
+
+
+def allowed_steps(logits_TV, shaped, prompt, tokens):
+    """Two of transformers' own errors, and at least a step: [T].
+
+    Its error is against the same weights in fp32. Two logits that near may change places.
+    """
+    exact = transformers_model(shaped, torch.bfloat16).float()
+    error_T = (logits_TV - logits_at_once(exact, prompt, tokens)).abs().amax(-1)
+    return (2 * error_T / bf16_step(logits_TV)).clamp(min=1)
 
 
 @pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
@@ -185,36 +197,37 @@ def test_fp32_greedy_is_transformers(shaped):
 
 
 @pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
-def test_bf16_greedy_is_transformers_up_to_one_step(shaped):
-    """N45: a token is transformers' next one, or the two highest logits are one bf16 step apart.
+def test_bf16_greedy_is_transformers_up_to_rounding(shaped):
+    """N45: a token is transformers' next one, or no further behind than its own errors reach.
 
-    Both decode one sequence, a token at a time: their order of rounding is the same. Over three
-    seeds of these checkpoints 3,837 of 3,840 tokens are the likeliest and 3 are one step behind.
-    What differs in those is the shape of attention's product: here the query heads of a kv head
-    are rows of one matrix. With a product a head, as transformers has, all 3,840 are equal.
+    In which order numbers are rounded is a processor's matter. Over three seeds of these
+    checkpoints 3,837 of 3,840 tokens are the likeliest on a processor with AMX and 3 are one step
+    behind; with AVX2 3,816, and 5 are two or three behind. There transformers' two attentions
+    differ more (3,804 and 9), and by the same weights in fp32 53 of our tokens are not the
+    likeliest, and 55 of its.
     """
     model = transformers_model(shaped, torch.bfloat16)
     alone = complete(shaped, dtype="bfloat16", max_num_seqs=1)
     for prompt, tokens in zip(PROMPTS, alone, strict=True):
-        steps = Counter(bf16_steps_behind(logits_by_token(model, prompt, tokens), tokens).tolist())
-        assert max(steps) <= 1, steps
-        assert steps[0] >= NUM_TOKENS - 2, steps
+        logits_TV = logits_by_token(model, prompt, tokens)
+        behind_T = bf16_steps_behind(logits_TV, tokens)
+        assert (behind_T <= allowed_steps(logits_TV, shaped, prompt, tokens)).all(), behind_T
+        assert (behind_T == 0).sum() >= NUM_TOKENS - 2, behind_T
         assert len(tokens) == NUM_TOKENS
 
 
 @pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
-def test_bf16_greedy_in_a_batch_is_transformers_up_to_one_step(shaped):
+def test_bf16_greedy_in_a_batch_is_transformers_up_to_rounding(shaped):
     """N45: as above in one of the two ways in which transformers computes the same logits.
 
     A product of other shape, such as a batch's, sums in another order. transformers' own tokens,
     decoded over its cache, are two steps behind in its own forward of all tokens at once in 3 of
-    3,840, seven more are one behind. Ours from a batch of four are two behind in 2 of 3,840
-    either way, never the same ones; by the nearer of the two no token is more than one behind.
+    3,840 (2 with AVX2), seven more (11) are one behind.
     """
     model = transformers_model(shaped, torch.bfloat16)
     for prompt, tokens in zip(PROMPTS, complete(shaped, dtype="bfloat16"), strict=True):
-        by_token = bf16_steps_behind(logits_by_token(model, prompt, tokens), tokens)
-        at_once = bf16_steps_behind(logits_at_once(model, prompt, tokens), tokens)
-        steps = Counter(torch.minimum(by_token, at_once).tolist())
-        assert max(steps) <= 1, steps
-        assert steps[0] >= NUM_TOKENS - 2, steps
+        ways = [logits(model, prompt, tokens) for logits in (logits_by_token, logits_at_once)]
+        behind_T = torch.stack([bf16_steps_behind(way, tokens) for way in ways]).amin(0)
+        allowed = [allowed_steps(way, shaped, prompt, tokens) for way in ways]
+        assert (behind_T <= torch.stack(allowed).amin(0)).all(), behind_T
+        assert (behind_T == 0).sum() >= NUM_TOKENS - 2, behind_T
