@@ -181,8 +181,8 @@ def test_a_stream_keeps_what_others_finish(engine, tokenizer):
     session = Session(engine, tokenizer)
     other = session.add(prompt_of(tokenizer, "x"), SamplingParams())
     assert "".join(session.stream(prompt_of(tokenizer, "abc"), SamplingParams())) == "abc"
-    (pair,), _ = session.step()
-    assert pair[0] == other.request_id
+    (finished,), _ = session.step()
+    assert finished.request is other
 
 
 @pytest.mark.parametrize("enabled", [True, False])

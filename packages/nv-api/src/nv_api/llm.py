@@ -26,7 +26,7 @@ from nv_api.prompts import (
     single_prompt,
     tokenize,
 )
-from nv_api.session import Session
+from nv_api.session import Session, warn_of_errors
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -152,12 +152,15 @@ class LLM(PoolingMethods):
         Returns:
             outputs: (request id, completion token ids) of each completion that ended, those that
                 ended during a `generate` first; and num_tokens: the step's prefill tokens, or,
-                if it had none, minus the number of tokens decoded.
+                if it had none, minus the number of tokens decoded. Of those that failed on the
+                device a warning says why.
 
         Raises:
             RuntimeError: the LLM is closed and a request was left unfinished.
         """
-        return self._session.step()
+        ended, num_tokens = self._session.step()
+        warn_of_errors(ended, stacklevel=3)
+        return [(e.request.request_id, list(e.completion.token_ids)) for e in ended], num_tokens
 
     def is_finished(self) -> bool:
         """True if no request is left and `step` has told every result."""

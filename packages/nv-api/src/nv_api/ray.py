@@ -144,7 +144,7 @@ class NvPredictor:
                 added.append(error)
         try:
             while not self._llm.is_finished():
-                self._llm.step()
+                session.step()
         except BaseException:
             for each in added:
                 if isinstance(each, Request):

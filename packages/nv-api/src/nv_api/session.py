@@ -71,7 +71,8 @@ class Session:
             finally:
                 pause.end()
                 self._drop(requests)
-        _warn_of_errors([Finished(each, one) for each in requests for one in each.completions])
+        ended = [Finished(each, one) for each in requests for one in each.completions]
+        warn_of_errors(ended, stacklevel=4)
         return [request.output() for request in requests]
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:
@@ -93,15 +94,14 @@ class Session:
         finally:
             self._drop([request])
 
-    def step(self) -> tuple[list[tuple[int, list[int]]], int]:
-        """One step; see `LLM.step`."""
+    def step(self) -> tuple[list[Finished], int]:
+        """One step: what ended and was not told yet, and num_tokens as in `LLM.step`."""
         num_tokens = 0
         if self._is_busy:
             step, _ = self._advance(own=frozenset())
             num_tokens = step.num_prefill_tokens or -step.num_decode_tokens
         ended, self._kept = self._kept, []
-        _warn_of_errors(ended)
-        return [(e.request.request_id, list(e.completion.token_ids)) for e in ended], num_tokens
+        return ended, num_tokens
 
     def abort(self, request_id: int) -> None:
         """Drop a request and its results; an unknown one is a no-op."""
@@ -182,13 +182,18 @@ class Session:
                 return
 
 
-def _warn_of_errors(ended: Sequence[Finished]) -> None:
-    """Say how many completions failed, whose the first was, and why."""
+def warn_of_errors(ended: Sequence[Finished], *, stacklevel: int) -> None:
+    """Say how many completions failed, whose the first was, and why.
+
+    Args:
+        ended: some completions that ended.
+        stacklevel: of the user's own line, as `warnings.warn` counts.
+    """
     failed = [each for each in ended if each.completion.finish_reason == "error"]
     if failed:
         request, completion = failed[0]
         warnings.warn(
             f"{len(failed)} completion{'s' if len(failed) > 1 else ''} ended with finish_reason "
             f"'error', request {request.request_id} first: {completion.stop_reason}",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
