@@ -215,6 +215,7 @@ def some_rows(metadata, rows):
         (torch.float32, None, (4, 2), 80, 256),
         (torch.bfloat16, None, (4, 4), 128, 64),
         (torch.bfloat16, torch.float8_e4m3fn, (8, 1), 16, 32),
+        (torch.float32, None, (6, 2), 10, 16),  # no compiled kernel has this
     ],
 )
 def test_a_token_s_bits_do_not_depend_on_the_step(

@@ -9,8 +9,9 @@ from nv_kernels.reference.heights import agreeing_heights, multiply_in_blocks
 from nv_kernels.triton import batch_invariant_linear as invariant
 
 TOKENS = (1, 2, 5, 16, 17, 33, 65, 100)
-# The demo model's four, a tiny one, odd ones, one of many columns.
-SHAPES = [(960, 576), (576, 1536), (192, 64), (7, 33), (100, 300), (2049, 128), (64, 3072)]
+# The demo model's four, a tiny one, odd ones, one of many columns, ones of few outputs.
+SHAPES = [(960, 576), (576, 1536), (192, 64), (7, 33), (100, 300), (2049, 128), (64, 3072),
+          (7, 31), (11, 12), (5, 1024)]  # fmt: skip
 
 
 def draw(*shape, dtype=torch.float32, seed=0, device="cpu"):
@@ -65,7 +66,7 @@ def test_heights_that_disagree_are_not_mixed():
         """A library whose kernel changes above 8 rows."""
         out.copy_(block.sum(1, keepdim=True) if len(block) > 8 else block.flip(1).cumsum(1)[:, -1:])
 
-    heights = agreeing_heights(product, 1000, 1)
+    heights = agreeing_heights(product, 1000, 16)
     assert heights == (64, 32, 16)
     used = []
 
@@ -74,10 +75,11 @@ def test_heights_that_disagree_are_not_mixed():
         product(block, out)
 
     x = draw(70, 1000)
-    out = multiply_in_blocks(x, 1, watched, heights)
+    out = multiply_in_blocks(x, 16, watched, heights)
     assert used == [64, 16]
-    assert torch.equal(multiply_in_blocks(x[69:], 1, watched, heights), out[69:])
-    assert agreeing_heights(lambda block, out: out.zero_(), 10, 1) == (64, 32, 16, 8, 4, 2)
+    assert torch.equal(multiply_in_blocks(x[69:], 16, watched, heights), out[69:])
+    assert agreeing_heights(lambda block, out: out.zero_(), 10, 16) == (64, 32, 16, 8, 4, 2)
+    assert agreeing_heights(lambda block, out: out.zero_(), 10, 15) == (1,)  # too few to tell
 
 
 @pytest.mark.skipif(INTERPRETING, reason="needs no kernel")
@@ -87,11 +89,11 @@ def test_rows_whose_place_matters_are_multiplied_alone():
         out.copy_(block.sum(1, keepdim=True))
         out[1::2] = block[1::2].flip(1).cumsum(1)[:, -1:]
 
-    heights = agreeing_heights(product, 1000, 1)
+    heights = agreeing_heights(product, 1000, 16)
     assert heights == (1,)
     x = draw(70, 1000)
-    out = multiply_in_blocks(x, 1, product, heights)
-    assert torch.equal(out, x.sum(1, keepdim=True))
+    out = multiply_in_blocks(x, 16, product, heights)
+    assert torch.equal(out, x.sum(1, keepdim=True).expand(-1, 16))
 
 
 @outer_only

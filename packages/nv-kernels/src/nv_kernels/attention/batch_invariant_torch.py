@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nv_kernels.attention.tiling import KEYS, Batch, cut, piece_tokens
 from nv_kernels.kv import KVLayout
-from nv_kernels.reference.heights import TALL, agreeing_heights
+from nv_kernels.reference.heights import LEAST_OUTPUTS, TALL, agreeing_heights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,12 +136,17 @@ def _attend(
     top = _over_tiles(scores.amax(-1), batch.counts, torch.maximum)  # [I, H, R]
     weights = scores.sub_(top[batch.item_of_tile][..., None]).exp_()
     v = _gather(kv.v, batch, scratch)
-    values = torch.bmm(weights.flatten(0, 1), v).view(tiles, *shape, dim)
+    values = torch.bmm(weights.flatten(0, 1), _widened(v)).view(tiles, *shape, -1)[..., :dim]
     total = _over_tiles(weights.sum(-1), batch.counts, torch.add)
     summed = _over_tiles(values, batch.counts, torch.add) / total[..., None]
     out = summed[:, :, : tokens * group].reshape(items, heads, tokens, group, dim)
     by_token = out.transpose(1, 2).reshape(items * tokens, num_q_heads, dim)
     return by_token[batch.kept] * kv.v_scale
+
+
+def _widened(v: torch.Tensor) -> torch.Tensor:
+    """Values [..., D], with zeros up to the fewest outputs whose order of summation is known."""
+    return functional.pad(v, (0, max(0, LEAST_OUTPUTS - v.shape[-1])))
 
 
 def _over_tiles(
@@ -183,14 +188,15 @@ def _heights(head_dim: int, num_threads: int) -> tuple[int, ...]:
     del num_threads  # the library's kernel depends on it
     generator = torch.Generator().manual_seed(2)
     tile = torch.randn(1, KEYS, head_dim, generator=generator)
+    wide = _widened(tile)
 
     def scores(block: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(torch.bmm(block[None], tile.transpose(1, 2))[0])
 
     def values(block: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(torch.bmm(block[None], tile)[0])
+        out.copy_(torch.bmm(block[None], wide)[0])
 
     first = agreeing_heights(scores, head_dim, KEYS, ROWS)
-    second = agreeing_heights(values, KEYS, head_dim, ROWS)
+    second = agreeing_heights(values, KEYS, wide.shape[-1], ROWS)
     common = tuple(height for height in first if height in second)
     return common if TALL in common else (TALL,)

@@ -7,9 +7,10 @@ none at which a row's place matters; where it always does, rows are multiplied o
 
 Owns that choice and the blocks. Never multiplies by itself, never lays out a weight.
 
-In fp32 two orders of summation differ in nearly every output, so that comparing some is proof. In
-16 bits most differences are rounded away, and agreement would prove nothing: there one height
-serves all.
+In fp32 two orders of summation differ in nearly every output, so that comparing some is proof,
+unless they are few: rows of fewer than LEAST_OUTPUTS are multiplied one by one (MKL without
+AVX-512 has other orders there). In 16 bits most differences are rounded away, and agreement would
+prove nothing: there one height serves all.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 TALL = 64  # measured with MKL and oneDNN: blocks of 64 rows cost no more than one product
 HEIGHTS = (TALL, 32, 16, 8, 4, 2)
+LEAST_OUTPUTS = 16
 
 
 def agreeing_heights(
@@ -42,8 +44,10 @@ def agreeing_heights(
 
     Returns:
         The most that agree, tallest first; of equally many those with the taller ones. (1,) if a
-        row's place matters at every height.
+        row's place matters at every height, or outputs are too few to tell.
     """
+    if num_outputs < LEAST_OUTPUTS:
+        return (1,)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(heights[0], num_columns, generator=generator)
     groups: list[tuple[torch.Tensor, list[int]]] = []
