@@ -27,7 +27,7 @@ inline void score(const float* q, const S* const* keys, int count, int64_t dim, 
         Vec total[R] = {};
         for (int64_t d = 0; d < dim; d += LANES) {
             Vec key = load(keys[t] + d);
-            for (int r = 0; r < R; r++) total[r] += load(q + r * dim + d) * key;
+            for (int r = 0; r < R; r++) total[r] = multiply_add(load(q + r * dim + d), key, total[r]);
         }
         for (int r = 0; r < R; r++) {
             Vec4 part = fold(total[r]);
@@ -56,7 +56,8 @@ inline void accumulate(const float* weights, const S* const* values, int first, 
                 for (int v = 0; v < vectors; v++) value[v] = load(values[t] + d + v * LANES);
                 for (int r = 0; r < R; r++)
                     for (int v = 0; v < vectors; v++)
-                        total[r][v] += value[v] * weights[r * KEYS + t];
+                        total[r][v] =
+                            multiply_add(value[v], splat(weights[r * KEYS + t]), total[r][v]);
             }
         };
         if (vectors == 4)

@@ -1,6 +1,6 @@
 // Rows times a transposed weight, each output one sum in one order: no row depends on the others.
 //
-// The weight lies as it is stored, [N, K]. A tile is MR rows by NR weights, with a sum of sixteen
+// The weight lies as it is stored, [N, K]. A tile is MR rows by NR weights, with a sum of all
 // lanes each. The weights of a tile are read once for a block of rows, and stay in the first cache
 // for all of them; while they are multiplied, the next tile's are fetched into the second cache.
 #pragma once
@@ -8,7 +8,8 @@
 
 #include "vectors.h"
 
-constexpr int ROWS = 4, WEIGHTS = 6;  // of a tile: 24 of 32 registers hold sums
+// Of a tile: 24 of 32 registers hold sums with AVX-512, else 12 of 16.
+constexpr int ROWS = 4, WEIGHTS = LANES == 16 ? 6 : 3;
 constexpr int64_t BLOCK_ROWS = 128;   // rows that stay in the second cache
 
 template <typename T>
@@ -34,7 +35,7 @@ inline void tile(const Product<T>& p, int64_t m, int64_t n, const T* next) {
         for (int f = 0; f < FETCH; f++) __builtin_prefetch(next + f * size + k, 0, 2);
         for (int i = 0; i < MR; i++) {
             Vec row = load(x + i * size + k);
-            for (int j = 0; j < NR; j++) total[i][j] += row * weights[j];
+            for (int j = 0; j < NR; j++) total[i][j] = multiply_add(row, weights[j], total[i][j]);
         }
     }
     for (int j = 0; j < NR; j++) {
@@ -89,11 +90,11 @@ void linear(const Product<T>& p, int64_t num_rows, int threads) {
             if (n + WEIGHTS > p.num_outputs)
                 for (; n < p.num_outputs; n++) weights<1, 0>(p, first, last, n);
             else if (visits >= 4)
-                weights<WEIGHTS, 2>(p, first, last, n);
+                weights<WEIGHTS, WEIGHTS / 3>(p, first, last, n);
             else if (visits >= 2)
-                weights<WEIGHTS, 3>(p, first, last, n);
+                weights<WEIGHTS, WEIGHTS / 2>(p, first, last, n);
             else
-                weights<WEIGHTS, 6>(p, first, last, n);
+                weights<WEIGHTS, WEIGHTS>(p, first, last, n);
         }
     }
 }

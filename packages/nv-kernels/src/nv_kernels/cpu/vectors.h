@@ -1,19 +1,32 @@
-// Sixteen fp32 lanes on any processor that GCC or Clang knows, and the two element types.
+// Sixteen fp32 lanes, or eight where a register holds no more, and the two element types.
 //
 // Owns loads, stores, rounding and the exponential. Sums over lanes have one order, so that a result
 // depends on its operands alone.
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
 
+#if defined(__AVX512F__)
 constexpr int LANES = 16;
-typedef float Vec __attribute__((vector_size(64)));
+#else  // a vector wider than a register would live in memory
+constexpr int LANES = 8;
+// Products and sums are fused where `multiply_add` says so, not where a compiler happens to.
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC optimize("fp-contract=off")
+#endif
+#endif
+typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef float Vec4 __attribute__((vector_size(16)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint8_t Bytes __attribute__((vector_size(16)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -31,6 +44,15 @@ struct fp8 {  // e4m3 without infinities
 };
 
 inline Vec splat(float x) { return x - Vec{}; }
+
+// a * b + c
+inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if !defined(__AVX512F__) && defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
 
 inline Vec load(const float* p) {
     Vec v;
@@ -84,16 +106,19 @@ inline float as_float(bf16 x) {
 
 inline void put(float* p, float x) { *p = x; }
 inline void put(bf16* p, float x) {
-    bf16 sixteen[LANES];
-    store(sixteen, splat(x));
-    *p = sixteen[0];
+    bf16 all[LANES];
+    store(all, splat(x));
+    *p = all[0];
 }
 
 inline Vec4 fold(Vec v) {
-    Vec8 low, high;
+    Vec8 low;
     std::memcpy(&low, &v, sizeof low);
-    std::memcpy(&high, (const char*)&v + sizeof low, sizeof high);
-    low += high;
+    if constexpr (LANES == 16) {
+        Vec8 high;
+        std::memcpy(&high, (const char*)&v + sizeof low, sizeof high);
+        low += high;
+    }
     Vec4 a, b;
     std::memcpy(&a, &low, sizeof a);
     std::memcpy(&b, (const char*)&low + sizeof a, sizeof b);
