@@ -3,6 +3,7 @@ import sys
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import nv_api.llm
 import pytest
@@ -48,9 +49,10 @@ def test_options_become_parameters(nv, engine, monkeypatch):
 
     monkeypatch.setattr(type(engine), "add", note)
     given = ["--temperature", "0.5", "--top-p", "0.9", "--seed", "3", "--max-tokens", "2"]
-    for options in [], ["--model", "m"], given:
+    for options in [], ["--model", "demo"], ["--model", "m"], given:
         nv("generate", "a", *options)
     assert [(p.temperature, p.top_p, p.seed, p.max_tokens) for p in seen] == [
+        (0.0, 1.0, None, 64),
         (0.0, 1.0, None, 64),
         (1.0, 1.0, None, 64),
         (0.5, 0.9, 3, 2),
@@ -64,6 +66,18 @@ def test_chat_keeps_the_conversation_and_ends_with_its_input(nv, engine):
     assert (result.exit_code, result.stdout) == (0, "HI\nHI\n")
     assert engine.num_added == 2
     assert engine.running == []
+
+
+def test_a_blank_line_of_a_pipe_is_no_end(nv, engine):
+    hello = [72 - 33, 73 - 33, 256]
+    engine.answers = [hello, hello]
+    result = nv("chat", input="one\n\n  \ntwo\n\n")
+    assert (result.exit_code, result.stdout) == (0, "HI\nHI\n")
+
+
+def test_a_chat_without_an_input_ends(nv, engine, monkeypatch):
+    monkeypatch.setattr("nv_api.cli.sys", SimpleNamespace(stdin=None))
+    assert nv("chat").exit_code == 0
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat(nv, engine):

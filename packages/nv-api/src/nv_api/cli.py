@@ -84,7 +84,7 @@ class Settings:
         from nv_engine import SamplingParams  # noqa: PLC0415  # imports torch: seconds
 
         named = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
-        if self.model is None and self.temperature is None:
+        if self.model in (None, DEMO) and self.temperature is None:
             named["temperature"] = 0.0
         given: dict[str, Any] = {n: value for n, value in named.items() if value is not None}
         SamplingParams(max_tokens=max_tokens, **given)
@@ -125,7 +125,7 @@ def root(
 def generate(
     settings: Settings,
     *,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT…", help="Texts to go on with.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to go on with.")],
     max_tokens: MaxTokens = 64,
 ) -> None:
     """Complete each PROMPT and print it with its completion."""
@@ -156,7 +156,7 @@ def chat(
     messages = first
     with settings.start(max_tokens) as (llm, params):
         answer: str | None = ""
-        while line := _read_line():
+        for line in iter(_read_line, ""):
             if line == FORGET:
                 messages = first
                 continue
@@ -190,10 +190,15 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
 
 
 def _read_line() -> str:
-    """The next line; "" at the end."""
+    """The next line, of a pipe the next that is not empty; "" at the end."""
+    if sys.stdin is None:  # closed by whoever started this
+        return ""
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        if sys.stdin.isatty():
+            return input("> ").strip()
+        return next(filter(None, map(str.strip, sys.stdin)), "")
     except (EOFError, KeyboardInterrupt):
+        typer.echo()  # the shell's own prompt comes next
         return ""
 
 
