@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from nv_api import LLM, SamplingParams
+from nv_kernels.cpu.ops import has_tiles
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import make
 from transformers import AutoModelForCausalLM
@@ -178,10 +179,12 @@ def bf16_steps_behind(logits_TV, tokens):
 
 
 def allowed_steps(logits_TV, shaped, prompt, tokens):
-    """Two of transformers' own errors, and at least a step: [T].
+    """A step where both round alike, with AMX; else two of transformers' own errors: [T].
 
     Its error is against the same weights in fp32. Two logits that near may change places.
     """
+    if has_tiles():
+        return torch.ones(len(tokens))
     exact = transformers_model(shaped, torch.bfloat16).float()
     error_T = (logits_TV - logits_at_once(exact, prompt, tokens)).abs().amax(-1)
     return (2 * error_T / bf16_step(logits_TV)).clamp(min=1)

@@ -22,8 +22,9 @@ class EagerGraphs:
     """What `Graphs` offers, each step run at once: first with idle values, as before a capture."""
 
     def __init__(self, device, room):
+        del room
         self.device, self.keys, self.num_replays = device, set(), 0
-        self.room, self.is_broken, self.num_drops = room, False, 0
+        self.is_broken, self.num_drops = False, 0
 
     def __contains__(self, key):
         return key in self.keys

@@ -146,7 +146,8 @@ def _attend(
 
 def _widened(v: torch.Tensor) -> torch.Tensor:
     """Values [..., D], with zeros up to the fewest outputs whose order of summation is known."""
-    return functional.pad(v, (0, max(0, LEAST_OUTPUTS - v.shape[-1])))
+    missing = LEAST_OUTPUTS - v.shape[-1]
+    return functional.pad(v, (0, missing)) if missing > 0 else v  # which would be a copy
 
 
 def _over_tiles(

@@ -92,7 +92,7 @@ void linear(const Product<T>& p, int64_t num_rows, int threads) {
             else if (visits >= 4)
                 weights<WEIGHTS, WEIGHTS / 3>(p, first, last, n);
             else if (visits >= 2)
-                weights<WEIGHTS, WEIGHTS / 2>(p, first, last, n);
+                weights<WEIGHTS, (WEIGHTS + 1) / 2>(p, first, last, n);
             else
                 weights<WEIGHTS, WEIGHTS>(p, first, last, n);
         }
