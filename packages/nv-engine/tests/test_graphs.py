@@ -1,7 +1,7 @@
 """Which captured graphs are kept; the capture itself is a card's (test_device_gpu.py)."""
 
 from array import array
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -44,21 +44,22 @@ def captures(monkeypatch):
     """Captures that run at once, on a CPU: the pool of each, and what was allocated in it."""
     seen, pools = [], iter(range(100))
 
-    @contextmanager
-    def graph(graph, pool, capture_error_mode):
+    def begin(pool, mode):
         seen.append((pool, []))
-        yield
+
+    def graph():
+        return SimpleNamespace(
+            replay=lambda: None, capture_begin=begin, capture_end=lambda: seen.append("end")
+        )
 
     def zeros(size, **options):
         seen[-1][1].append(size)
         return torch.empty(0)
 
-    stream = SimpleNamespace(wait_stream=lambda other: None)
     fakes = {
-        "Stream": lambda device: stream, "current_stream": lambda device: stream,
-        "stream": nullcontext, "synchronize": lambda device: None, "graph": graph,
-        "graph_pool_handle": lambda: next(pools), "empty_cache": lambda: None,
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "Stream": lambda device: None, "stream": nullcontext, "CUDAGraph": graph,
+        "synchronize": lambda device: None, "empty_cache": lambda: seen.append("emptied"),
+        "graph_pool_handle": lambda: next(pools),
     }  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
@@ -74,15 +75,28 @@ def test_a_pool_begins_with_the_room_of_the_largest_step(captures):
     graphs = Graphs(torch.device("cpu"), room=1000)
     for key in "abab":
         run(graphs, key)
-    assert captures == [(0, [1000]), (0, []), (0, [])]
+    first = ["emptied", (0, [1000]), "end", (0, []), "end"]
+    assert captures == [*first, (0, []), "end"]
     graphs.drop()
     run(graphs, "a")
-    assert captures[3:] == [(1, [1000]), (1, [])]
+    assert captures[7:] == ["emptied", "emptied", (1, [1000]), "end", (1, []), "end"]
 
 
 def test_without_a_known_room_none_is_taken(captures):
     run(Graphs(torch.device("cpu")), "a")
-    assert captures == [(0, [])]
+    assert captures == [(0, []), "end"]
+
+
+def test_a_capture_that_finds_no_memory_tries_again_without_the_cache(captures):
+    def step(packed):
+        if captures and captures[-1] == (0, []) and "emptied" not in captures:
+            raise torch.OutOfMemoryError("none left")
+        return ()
+
+    graphs = Graphs(torch.device("cpu"))
+    assert run(graphs, "a", step) == ()
+    assert captures == [(0, []), "end", "emptied", (0, []), "end"]
+    assert "a" in graphs
 
 
 def test_a_capture_that_fails_is_the_last(captures):

@@ -14,6 +14,7 @@ from nv_engine.device.ring import ResultRing
 from nv_engine.device.slots import Slots
 from nv_engine.device.upload import upload
 from nv_engine.device.worker import Worker
+from nv_engine.mixed import MixedSteps
 
 CPU = torch.device("cpu")
 
@@ -48,13 +49,20 @@ class EagerGraphs:
 
 
 @pytest.fixture
-def graphs(monkeypatch):
+def mixed():
+    """How prompts come in beside decoding rows: a test's parameter may say otherwise."""
+    return
+
+
+@pytest.fixture
+def graphs(monkeypatch, mixed):
     """Every worker started from now on pads its steps; a list of their graphs."""
     made = []
 
     def start(worker, config, *rest):
         plain_start(worker, config, *rest)
-        worker._runner.use_graphs(config.max_num_seqs, worker.max_model_len)
+        worker.mixed_steps = mixed
+        worker._runner.use_graphs(sizes.Buckets(config.max_num_seqs, worker.max_model_len, mixed))
         made.append(worker._runner._graphs)
 
     plain_start = Worker.__init__
@@ -167,9 +175,38 @@ def test_the_ring_counts_what_the_device_counted():
     assert entry.data_ptr() == ring.tokens.entries[1].data_ptr()
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 2, 7, 8, 9, 100, 512])
-def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
-    buckets = Buckets(max_num_seqs, 4096)
+@pytest.mark.parametrize("mixed", [MixedSteps(38, 6)])
+def test_prompts_come_in_pieces_beside_rows_that_decode(checkpoint, graphs, monkeypatch):
+    got = run(checkpoint, KINDS)
+    sizes = {key[0].num_tokens - key[0].num_decodes for key in graphs[0].keys
+             if isinstance(key[0], inputs.Layout) and key[0].num_decodes}  # fmt: skip
+    assert 6 in sizes
+    monkeypatch.undo()
+    want = run(checkpoint, KINDS)
+    assert got[0] == want[0]
+
+
+@pytest.mark.parametrize("max_num_seqs", [16, 100, 512])
+def test_full_steps_have_few_layouts(max_num_seqs):
+    mixed = MixedSteps()
+    buckets, layouts = Buckets(max_num_seqs, 4096, mixed), set()
+    for decodes in range(1, max_num_seqs):
+        room = mixed.room(decodes)
+        for rows in (1, 3):
+            exact = inputs.Layout(decodes, decodes + rows, decodes + room, room, 1024)
+            layouts.add(layout := buckets.layout(exact))
+            assert layout.num_tokens - layout.num_decodes == room, "prompts are not padded"
+            assert layout.num_tokens <= mixed.num_tokens or decodes > mixed.num_tokens - room
+            assert buckets.least_count(layout) == 0
+        part = exact._replace(num_tokens=decodes + room - 1)
+        assert buckets.layout(part).num_tokens <= layout.num_tokens
+    assert len(layouts) == 2 + (max_num_seqs - 1) // 32
+
+
+@pytest.mark.parametrize("mixed", [None, MixedSteps()])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 4, 7, 8, 9, 100, 512])
+def test_every_step_has_a_bucket_or_is_large(max_num_seqs, mixed):
+    buckets = Buckets(max_num_seqs, 4096, mixed)
     for decodes in range(max_num_seqs + 1):
         for rows in {1, max_num_seqs - decodes} - {0}:
             for tokens in (rows, 63, 64, 65, 5000, 8192):
@@ -180,14 +217,15 @@ def test_every_step_has_a_bucket_or_is_large(max_num_seqs):
                 assert rows <= layout.num_rows - layout.num_decodes <= max_num_seqs
                 assert tokens <= layout.num_tokens - layout.num_decodes
                 assert (layout.max_context_len, layout.max_query_len >= tokens) == (2048, True)
-                assert Buckets.least_count(layout) == 1
+                assert buckets.least_count(layout) <= 1
 
 
 @pytest.mark.parametrize("decodes", [0, 3])
 def test_a_large_step_is_captured_as_it_is_when_it_came_eight_times(decodes):
     exact = inputs.Layout(decodes, decodes + 27, decodes + 8193, 994, 1500)
-    assert Buckets(512, 4096).layout(exact) == exact
-    assert Buckets.least_count(exact) == LARGE_STEP_COUNT == 8
+    buckets = Buckets(512, 4096)
+    assert buckets.layout(exact) == exact
+    assert buckets.least_count(exact) == LARGE_STEP_COUNT == 8
 
 
 def test_a_large_step_comes_from_a_graph_when_it_came_often(checkpoint, graphs, monkeypatch):

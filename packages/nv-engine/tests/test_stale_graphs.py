@@ -6,9 +6,9 @@ from nv_engine import SamplingParams
 from nv_engine.device.control_tables import SlotTable
 from nv_engine.device.inputs import Layout
 from nv_engine.device.ring import ResultRing
-from test_padded_steps import engine_of, graphs
+from test_padded_steps import engine_of, graphs, mixed
 
-__all__ = ["graphs"]  # a fixture
+__all__ = ["graphs", "mixed"]  # fixtures
 
 
 def finish(engine):

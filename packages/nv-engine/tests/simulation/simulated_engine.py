@@ -14,8 +14,10 @@ from nv_engine.scheduling.sequence import draw_key
 class Simulation:
     """An engine over the fake device that remembers what was asked and what came."""
 
-    def __init__(self, *, block_size=16, num_blocks=64, max_model_len=256, seed=0, **options):
-        facts = ModelFacts(VOCAB, EOS, max_model_len, num_blocks, block_size)
+    def __init__(
+        self, *, block_size=16, num_blocks=64, max_model_len=256, seed=0, mixed=None, **options
+    ):
+        facts = ModelFacts(VOCAB, EOS, max_model_len, num_blocks, block_size, mixed)
         config = EngineConfig(model="fake", seed=seed, **options)
         self.executor = FakeExecutor(facts, config.max_num_seqs, config.max_num_batched_tokens)
         self.engine = Engine(config, self.executor)
@@ -112,6 +114,7 @@ class Simulation:
         assert metrics.num_running == metrics.num_waiting == 0
         assert metrics.num_free_blocks == metrics.num_blocks, "a block leaks"
         self.engine._scheduler.blocks.check([])  # its own books
+        assert not self.engine._scheduler._waiting.num_tokens
 
 
 def greedy(num_tokens):

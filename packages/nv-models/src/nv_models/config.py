@@ -99,6 +99,12 @@ class ModelConfig:
     dtype: torch.dtype | None = None
     generation: GenerationDefaults = GenerationDefaults()
 
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of a layer's products, over all ranks."""
+        heads = 2 * self.num_q_heads + 2 * self.num_kv_heads
+        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
     @classmethod
     def from_path(cls, path: str | Path) -> "ModelConfig":
         """Read a checkpoint folder (what `resolve` returned).

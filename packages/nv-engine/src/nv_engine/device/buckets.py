@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from nv_engine.device.inputs import Layout
+from nv_engine.mixed import MixedSteps
 
 LEAST_CONTEXT = 2048
 """Bounds on the context start here and double: an attention grid for more would be idle."""
@@ -20,10 +21,16 @@ LARGE_STEP_COUNT = 8
 class Buckets:
     """Sizes up to an engine's limits."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, mixed: MixedSteps | None = None
+    ) -> None:
         self._batches = batches(max_num_seqs)
         self._decodes = [0, *(2**i for i in range(3, 20) if 2**i < max_num_seqs), max_num_seqs]
+        self._mixed = mixed
         self._chunk_rows = [*(4**i for i in range(1, 9) if 4**i < max_num_seqs), max_num_seqs]
+        if mixed is not None:  # steps of such models are long: few layouts, little padding
+            self._decodes = mixed.decode_sizes(max_num_seqs)
+            self._chunk_rows = [rows for rows in self._chunk_rows if rows != 4] or [4]
         self._max_model_len = max_model_len
 
     def batch(self, num_rows: int) -> int:
@@ -47,14 +54,21 @@ class Buckets:
         decodes = _at_least(self._decodes, exact.num_decodes)
         rows = _at_least(self._chunk_rows, exact.num_rows - exact.num_decodes)
         tokens = _at_least(CHUNK_TOKENS, num_tokens)
+        if num_tokens <= (room := self._room(decodes)):
+            tokens = min(tokens, room)
         context = self.context(exact.max_context_len)
         return Layout(decodes, decodes + rows, decodes + tokens, tokens, context)
 
-    @staticmethod
-    def least_count(layout: Layout) -> int:
+    def least_count(self, layout: Layout) -> int:
         """How often a layout with prompts must have come before it is captured."""
-        is_large = layout.num_tokens - layout.num_decodes > CHUNK_TOKENS[-1]
-        return LARGE_STEP_COUNT if is_large else 1
+        num_tokens = layout.num_tokens - layout.num_decodes
+        if num_tokens > CHUNK_TOKENS[-1]:
+            return LARGE_STEP_COUNT
+        return 0 if num_tokens == self._room(layout.num_decodes) else 1  # a full one comes again
+
+    def _room(self, num_decodes: int) -> int:
+        """Tokens of prompts in a full step beside so many decoding rows; 0: no step is full."""
+        return self._mixed.room(num_decodes) if self._mixed and num_decodes else 0
 
 
 def batches(max_num_seqs: int) -> list[int]:

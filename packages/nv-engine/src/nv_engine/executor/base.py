@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nv_engine.batch import Batch, StepResult
+from nv_engine.mixed import MixedSteps
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class ModelFacts:
     """Blocks of the KV cache (with several ranks: the minimum)."""
     block_size: int
     """Tokens a block."""
+    mixed_steps: MixedSteps | None = None
+    """How prompts come in beside decoding rows; None: as max_num_batched_tokens allows."""
 
 
 class Pending(Protocol):
@@ -76,6 +79,7 @@ class RankWorker(Protocol):
     max_model_len: int
     num_blocks: int
     block_size: int
+    mixed_steps: MixedSteps | None
 
     def run(self, batch: Batch) -> Pending:
         """Queue one step."""
@@ -90,4 +94,5 @@ def facts_of(worker: RankWorker) -> ModelFacts:
         max_model_len=worker.max_model_len,
         num_blocks=worker.num_blocks,
         block_size=worker.block_size,
+        mixed_steps=worker.mixed_steps,
     )

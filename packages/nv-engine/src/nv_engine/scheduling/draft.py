@@ -6,6 +6,7 @@ Own the lists of one step. Never decide what goes into them.
 from typing import NamedTuple
 
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk, TokenMask
+from nv_engine.mixed import MixedSteps
 from nv_engine.scheduling.sequence import Sequence
 
 
@@ -63,6 +64,28 @@ class Draft:
         self.copies: list[BlockCopy] = []
         self.masks: list[TokenMask] = []
         self.placed: list[Sequence] = []  # the admitted, whose tables' copies are in `copies`
+
+    def end_decodes(self, mixed: MixedSteps | None, num_waiting: int) -> None:
+        """Count the rows so far as decoding ones, and see how many tokens of prompts may come.
+
+        Args:
+            mixed: how they come in beside such rows.
+            num_waiting: tokens of those that wait for a slot.
+        """
+        self.num_decodes = len(self.rows)
+        self.budget -= self.num_decodes
+        if mixed is None or not self.rows:
+            return
+        oldest = self.rows[0]
+        num_waiting += sum(len(each.token_ids) - each.num_scheduled for each in self.prefills)
+        most = mixed.most(self.num_decodes, num_waiting, oldest.limit - oldest.num_scheduled)
+        if most is not None:
+            self.budget = min(self.budget, most)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Leave a running sequence out from now on, so that it can be preempted soon."""
+        sequence.num_unchecked = 0
+        self.held.append(sequence)
 
     def prefill(self, sequence: Sequence) -> None:
         """Add as many known tokens of a placed sequence as the budget allows."""

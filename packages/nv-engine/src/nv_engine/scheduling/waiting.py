@@ -17,6 +17,8 @@ class WaitingQueue:
         self._policy = policy
         self._heap: list[tuple[bool, tuple[int, ...], int, Sequence]] = []
         self._held: dict[int, list[Sequence]] = {}  # by request
+        self.num_tokens = 0
+        """Of those in the queue: what they have to compute, but for what is cached."""
 
     def __len__(self) -> int:
         """Count the sequences that still want to run, in time proportional to the queue."""
@@ -34,6 +36,7 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait for a slot."""
         is_new = sequence.num_cached_tokens < 0
+        self.num_tokens += len(sequence.token_ids)
         heappush(self._heap, (is_new, self._policy(sequence), sequence.number, sequence))
 
     def release(self, request_id: int) -> None:
@@ -45,14 +48,15 @@ class WaitingQueue:
         """The next to admit, which stays in the queue; None if nobody waits."""
         heap = self._heap
         while heap and heap[0][-1].finish_reason is not None:
-            heappop(heap)
+            self.pop()
         return heap[0][-1] if heap else None
 
     def pop(self) -> None:
         """Take out the sequence that `first` named."""
-        heappop(self._heap)
+        self.num_tokens -= len(heappop(self._heap)[-1].token_ids)
 
     def clear(self) -> None:
         """Forget everybody."""
         self._heap.clear()
         self._held.clear()
+        self.num_tokens = 0
