@@ -40,7 +40,9 @@ def test_under_the_interpreter():
         (16, 8230, 8230, {129: 1}),  # a third of 129 tiles each would be a second round
         (16, 2000, 2000, {32: 1}),
         (16, 200, 200, {4: 1}),
-        (16, 200, 32768, {4: 1, 64: 8}),  # one row of many tiles: not a piece of 512
+        (16, 200, 32768, {4: 1, 35: 15}),  # one row of many tiles: not a piece of 512, nor of 64
+        (16, 640, 1600, {10: 1, 9: 3}),  # the long row is cut to a program's share, 11 tiles
+        (16, 640, 832, {10: 1, 13: 1}),  # not so a row of a third more than the others
     ],
 )
 def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):

@@ -150,7 +150,7 @@ def test_plans(rows, capability):
         "num_pieces": "i32", "num_resident": "i32",
     }  # fmt: skip
     constants = {"ROWS": rows, "TILE": 64, "PAGE": 256, "NUM_KV_HEADS": KV_HEADS}
-    constants |= {"MAX_TILES": 32, "CHUNK": 128}
+    constants |= {"MAX_TILES": 32, "CHUNK": 128, "CUT_UNEVEN": True}
     assert_holds(compiled(decode_plan_kernel, decode, constants, capability), capability)
     prefill = types | {"query_start_ptr": "*i32", "first_row": "i32"}
     constants = {"ROWS": rows, "TOKENS": 64, "CHUNK": 4}

@@ -63,7 +63,7 @@ def run_trial(simulation, rng, depth, burst, size):
         max_model_len=longest + rng.randint(1, 3 * size),
         max_num_seqs=rng.choice((1, 2, rng.randint(3, 10), 64)),
         max_num_batched_tokens=rng.choice((1, rng.randint(2, 9), rng.randint(10, 200), 1000)),
-        mixed=rng.choice((None, MixedSteps(rng.randint(1, 70), rng.randint(1, 9)))),
+        mixed=MixedSteps(longest % 71, 1 + longest % 9) if longest % 2 else None,
         max_in_flight=depth,
         max_burst=burst,
         enable_prefix_caching=rng.random() < 0.8,

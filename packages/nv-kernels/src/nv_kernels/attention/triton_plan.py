@@ -126,6 +126,7 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
         PAGE=shape.block_size,
         NUM_KV_HEADS=shape.num_kv_heads,
         MAX_TILES=chosen.max_tiles,
+        CUT_UNEVEN=settings.cuts_uneven(shape, rows),
         CHUNK=128,
         num_warps=4,
         **dependent_launch(metadata.context_lens),

@@ -12,7 +12,8 @@ all pieces are resident at once; where that needs more than MAX_TILES tiles a pi
 full anyway and pieces of at most MAX_TILES go longest first, so that the hardware's dispatch
 evens out the tail (but for pieces up to half larger than a processor's share, if with them all
 are resident: no second round for a few). A split costs about half a tile, hence never more pieces
-than that.
+than that; but where pieces are uneven, the longest a third above the mean, those above a program's
+share are cut to it, and the others run in the places that short ones leave.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
@@ -48,11 +49,18 @@ def smallest_chunk(tiles, present, low, high, bound, NUM_KV_HEADS: tl.constexpr)
 
 @triton.jit
 def choose_chunk(
-    tiles, present, num_pieces, num_resident, NUM_KV_HEADS: tl.constexpr, MAX_TILES: tl.constexpr
+    tiles,
+    present,
+    num_pieces,
+    num_resident,
+    NUM_KV_HEADS: tl.constexpr,
+    MAX_TILES: tl.constexpr,
+    CUT_UNEVEN: tl.constexpr,
 ):
     """Give the most tiles of a piece: few enough to fill the card, and no more than MAX_TILES.
 
-    But rather half more than a processor's share, if then all pieces run at once.
+    But rather half more than a processor's share, if then all pieces run at once; and no more than
+    a program's share where that would leave the others idle.
     """
     none = tl.full((), 0, tl.int32)  # a loop carries tensors, not constants
     chunk = smallest_chunk(tiles, present, none, none + MAX_TILES, num_resident, NUM_KV_HEADS)
@@ -62,6 +70,13 @@ def choose_chunk(
         larger = smallest_chunk(tiles, present, chunk, most, num_resident, NUM_KV_HEADS)
         at_once = count_pieces(tiles, present, larger, NUM_KV_HEADS) <= num_resident
         chunk = tl.where(at_once, larger, chunk)
+    if CUT_UNEVEN:
+        all_tiles = tl.sum(tiles, 0) * NUM_KV_HEADS
+        longest = tl.minimum(chunk, tl.max(tiles, 0))
+        pieces = count_pieces(tiles, present, chunk, NUM_KV_HEADS)
+        is_uneven = longest * pieces * 3 > all_tiles * 4
+        share = tl.maximum(tl.cdiv(all_tiles, num_resident), 1)
+        chunk = tl.where(is_uneven, tl.minimum(longest, share), chunk)
     if count_pieces(tiles, present, chunk, NUM_KV_HEADS) > num_pieces:
         most = tl.max(tiles, 0)
         chunk = smallest_chunk(tiles, present, chunk, most, num_pieces, NUM_KV_HEADS)
@@ -83,6 +98,7 @@ def decode_plan_kernel(
     PAGE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     MAX_TILES: tl.constexpr,
+    CUT_UNEVEN: tl.constexpr,
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -96,7 +112,9 @@ def decode_plan_kernel(
     rows = tl.arange(0, ROWS)
     present = rows < num_rows
     tiles = tl.cdiv(tl.load(context_lens_ptr + rows, mask=present, other=0), TILE)
-    chunk = choose_chunk(tiles, present, num_pieces, num_resident, NUM_KV_HEADS, MAX_TILES)
+    chunk = choose_chunk(
+        tiles, present, num_pieces, num_resident, NUM_KV_HEADS, MAX_TILES, CUT_UNEVEN
+    )
     pieces = tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0)  # of one head
     longest = tl.cdiv(tiles, tl.maximum(pieces, 1))
 

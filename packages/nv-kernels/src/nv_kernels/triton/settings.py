@@ -127,7 +127,18 @@ def num_pieces(
     """Bound the pieces of a step, whatever the lengths: the grid and the size of the buffers."""
     items = num_rows * shape.num_kv_heads
     longest = max(1, -(-max_context_len // (chosen.max_tiles * chosen.tile)))
-    return max(chosen.num_resident, min(items * longest, items + SPLIT_PIECES))
+    resident = chosen.num_resident + (items // 2 if cuts_uneven(shape, num_rows) else 0)
+    return max(resident, min(items * longest, items + SPLIT_PIECES))
+
+
+def cuts_uneven(shape: AttentionShape, num_rows: int) -> bool:
+    """Say whether the plan cuts the longer rows of uneven ones once more.
+
+    Where items are about as many as programs run at once, a step would take as long as its longest
+    row. With fewer items all rows are cut in many pieces, with more the hardware evens them out.
+    """
+    items, processors = num_rows * shape.num_kv_heads, num_multiprocessors(shape.device)
+    return processors < items <= 8 * processors
 
 
 def prefill_settings(shape: AttentionShape) -> PrefillSettings:
