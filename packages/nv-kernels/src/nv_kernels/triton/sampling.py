@@ -26,6 +26,7 @@ CHUNK = 4096  # tokens of a program of the greedy pass
 BINS = 1024
 PICK_WARPS = 4
 STEP, AHEAD = 32, 2  # tiles a program of the filters reads at once, and how many such reads
+SPAN = 256  # tiles a pass of top-p reads between two looks at whether it may end
 WARPS, REGISTERS = 8, 128  # of a program of the filters: two of them fit a processor
 
 
@@ -108,6 +109,6 @@ def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) ->
     filter_kernel[(rows,)](
         logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
         sampling.seeds, sampling.positions, *statistics, tile_list, make(rows, tiles), bins, out,
-        *sizes, groups, tiles, TILE, BINS, STEP, AHEAD,
+        *sizes, groups, tiles, TILE, BINS, STEP, AHEAD, SPAN,
         num_warps=WARPS, maxnreg=REGISTERS, **options,
     )  # fmt: skip
