@@ -53,7 +53,7 @@ class Recording:
         return pending
 
 
-FACTS = ("vocab_size", "eos_token_ids", "max_model_len", "num_blocks", "block_size")
+FACTS = ("vocab_size", "eos_token_ids", "max_model_len", "num_blocks", "block_size", "mixed_steps")
 
 
 def record(folder, memory, config, parallel):
