@@ -49,24 +49,43 @@ def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
     """On a card of 8 processors 32 pieces are counted on to run at once, and 64 tiles are large."""
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 8)
     shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 4, 2, 64, 256)
-    lengths = torch.tensor([longest] + [context] * (rows - 1), dtype=torch.int32, device=DEVICE)
+    lengths = [longest] + [context] * (rows - 1)
+    plan, pieces = cut(shape, lengths)
+    assert plan.settings.num_resident == 32
+    assert plan.settings.max_tiles == 64
+    for item, sizes in pieces.items():
+        assert sum(sizes) == -(-lengths[item // 2] // 64)
+        assert len(sizes) == expected.get(max(sizes))
+
+
+@on_device
+@pytest.mark.parametrize(
+    ("context", "expected"),
+    [(200, [1] * 7), (1024, [4] * 8), (1000, [4] * 8), (4096, [8] * 16), (32768, [8] * 128)],
+)
+def test_pieces_are_no_more_than_two_rounds_merge(context, expected, monkeypatch):
+    """Eight partials of eight heads are merged at a time; a card of 132 has room for 198 pieces."""
+    monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
+    shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 16, 2, 128, 256)
+    plan, pieces = cut(shape, [context])
+    assert (plan.settings.tile, plan.settings.merge) == (32, 8)
+    assert pieces == {0: expected, 1: expected}
+
+
+def cut(shape, contexts):
+    """Plan decode rows; give the plan and each item's pieces in tiles, which must lie in a row."""
+    rows, longest = len(contexts), max(contexts)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
     tables = torch.zeros(rows, longest // 256 + 1, dtype=torch.int32, device=DEVICE)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=DEVICE)
     metadata = AttentionMetadata(starts, lengths, tables, 1, longest, rows)
     plan = TritonAttention(shape, "a test").plan(metadata).decode
-    assert plan.settings.num_resident == 32
-    assert plan.settings.max_tiles == 64
     records = plan.records.view(-1, 8)[: plan.num_pieces].cpu().tolist()
-    tiles = {(item, first): count for item, first, count, *_ in records if item >= 0}
-    for row, length in enumerate(lengths.tolist()):
-        for item in (2 * row, 2 * row + 1):
-            cut = sorted((first, count) for (of, first), count in tiles.items() if of == item)
-            size = -(-length // 64)
-            assert sum(count for _, count in cut) == size
-            assert [first for first, _ in cut] == [
-                sum(count for _, count in cut[:index]) for index in range(len(cut))
-            ]
-            assert len(cut) == expected.get(max(count for _, count in cut))
+    found = {item: [] for item in range(rows * shape.num_kv_heads)}
+    for item, first, count, *_ in sorted(record for record in records if record[0] >= 0):
+        assert first == sum(found[item])
+        found[item].append(count)
+    return plan, found
 
 
 DTYPES = [torch.bfloat16] if INTERPRETING else [torch.bfloat16, torch.float16]

@@ -79,22 +79,24 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
     chosen = settings.decode_settings(shape_of(head_dim, group, block_size), rows)
     types = attention_types(fp8) | {"partials_ptr": "*fp32", "sums_ptr": "*fp32"}
+    warps, stages = chosen.pipeline(fp8=fp8)
     constants = strides(head_dim, group, block_size, fp8) | {
         "NUM_KV_HEADS": KV_HEADS,
         "TILE": chosen.tile,
-        "STAGES": chosen.stages,
+        "STAGES": stages,
         "MERGE": chosen.merge,
         "PREFETCH": chosen.prefetch,
         "KEYS_FIRST": chosen.keys_first,
+        "CONVERT": fp8 and capability >= 90,
     }
     kernel = compiled(
         decode_attention_kernel, types | {"counters_ptr": "*i32"}, constants, capability,
-        num_warps=chosen.warps, num_stages=chosen.stages,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     assert_fits(kernel, capability)
     # Triton pipelines the loop, or silently does not: then there is one buffer less.
     width = 2 * (triton.next_power_of_2(head_dim) // (2 if fp8 else 1))
-    assert kernel.shared >= 2 * (chosen.stages - 1) * chosen.tile * width
+    assert kernel.shared >= 2 * (stages - 1) * chosen.tile * width
     assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90)
 
 
@@ -150,7 +152,7 @@ def test_plans(rows, capability):
         "num_pieces": "i32", "num_resident": "i32",
     }  # fmt: skip
     constants = {"ROWS": rows, "TILE": 64, "PAGE": 256, "NUM_KV_HEADS": KV_HEADS}
-    constants |= {"MAX_TILES": 32, "CHUNK": 128, "CUT_UNEVEN": True}
+    constants |= {"MERGE": 8, "MAX_TILES": 32, "CHUNK": 128, "CUT_UNEVEN": True}
     assert_holds(compiled(decode_plan_kernel, decode, constants, capability), capability)
     prefill = types | {"query_start_ptr": "*i32", "first_row": "i32"}
     constants = {"ROWS": rows, "TOKENS": 64, "CHUNK": 4}

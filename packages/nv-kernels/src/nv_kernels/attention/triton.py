@@ -20,7 +20,7 @@ from nv_kernels.attention.triton_plan import Buffers, TritonPlan, plan_decode, p
 from nv_kernels.kv import KVLayout
 from nv_kernels.triton import settings
 from nv_kernels.triton.decode_attention import decode_attention_kernel
-from nv_kernels.triton.dependent import dependent_launch, is_hopper
+from nv_kernels.triton.dependent import converts_fp8, dependent_launch, is_hopper
 from nv_kernels.triton.prefill_attention import prefill_attention_kernel
 from nv_kernels.triton.sizes import cdiv, next_power_of_2
 from nv_kernels.triton.widen_kv import widen_kv
@@ -134,7 +134,9 @@ class TritonAttention:
         out: torch.Tensor,
     ) -> None:
         k, v, fp8 = _loaded(kv)
-        unit = PAIR_SCALE if fp8 else 1.0
+        convert = fp8 and converts_fp8(q)
+        warps, stages = plan.settings.pipeline(fp8=fp8)
+        unit = PAIR_SCALE if fp8 and not convert else 1.0
         shape = self.shape
         decode_attention_kernel[(plan.num_pieces,)](
             q,
@@ -161,12 +163,13 @@ class TritonAttention:
             KV_TOKEN=k.stride(1),
             KV_HEAD=k.stride(2),
             FP8=fp8,
-            STAGES=plan.settings.stages,
+            STAGES=stages,
             MERGE=plan.settings.merge,
             PREFETCH=plan.settings.prefetch,
             KEYS_FIRST=plan.settings.keys_first,
-            num_warps=plan.settings.warps,
-            num_stages=plan.settings.stages,
+            CONVERT=convert,
+            num_warps=warps,
+            num_stages=stages,
             **dependent_launch(metadata.context_lens),
         )
 

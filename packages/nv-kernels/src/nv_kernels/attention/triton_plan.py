@@ -125,6 +125,7 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
         TILE=chosen.tile,
         PAGE=shape.block_size,
         NUM_KV_HEADS=shape.num_kv_heads,
+        MERGE=chosen.merge,
         MAX_TILES=chosen.max_tiles,
         CUT_UNEVEN=settings.cuts_uneven(shape, rows),
         CHUNK=128,

@@ -3,11 +3,12 @@
 Owns the decode kernel. Never cuts the work (decode_plan does) and never holds a buffer
 (nv_kernels.attention.triton does).
 
-A program takes one record of the plan: some tiles of one (sequence, kv head). The group's query
-heads are the rows of a 16-row dot (FlashDecoding's split, Dao et al. 2023; PagedAttention's
-blocks, Kwon et al. 2023). A piece that is a whole sequence writes its output; otherwise it leaves
-a partial, and the last of the item's pieces to arrive merges them in a fixed order, so results
-are bitwise repeatable. Rows of context length 0 get zeros.
+A program takes one record of the plan: some tiles of one (sequence, kv head) (FlashDecoding's
+split, Dao et al. 2023; PagedAttention's blocks, Kwon et al. 2023). Both products are turned round:
+keys, and the values' dims, lie along the tensor core's long side and the group's query heads are
+its 8 columns; as 16 rows they would be mostly padding. A piece that is a whole sequence writes its
+output; otherwise it leaves a partial, and the last of the item's pieces to arrive merges them in a
+fixed order, so results are bitwise repeatable. Rows of context length 0 get zeros.
 
 Under programmatic launch everything before the wait reads only the plan, the block table and
 keys of earlier kernels: plan, block table and all keys and values but a row's newest must be
@@ -23,7 +24,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nv_kernels.triton.fp8_pairs import even_fp8, odd_fp8
+from nv_kernels.triton.fp8_pairs import both_fp8
 from nv_kernels.triton.previous import prefetch_l2, wait_for_previous
 
 LOWEST = tl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
@@ -59,19 +60,20 @@ def decode_attention_kernel(
     MERGE: tl.constexpr,
     PREFETCH: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
+    CONVERT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend over one piece.
 
     q [rows, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
-    int16 pairs where FP8; out [rows, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 both
-    scales hold the 2**8 of the pairs. DIM: HEAD_DIM rounded up to a power of two. PAGE is a
-    multiple of TILE, or divides it. MERGE partials are merged at a time. sums holds the
-    base-2 logarithms of the partials' softmax sums. KEYS_FIRST: the first keys are on their way
-    before the queries are read, and before the wait if the newest, the previous kernel's, is not
-    among the piece's.
+    int16 pairs where FP8; out [rows, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 but
+    not CONVERT (the card converts e4m3) both scales hold the 2**8 of the pairs. DIM: HEAD_DIM
+    rounded up to a power of two. PAGE is a multiple of TILE, or divides it. MERGE partials are
+    merged at a time. sums holds the base-2 logarithms of the partials' softmax sums. KEYS_FIRST:
+    the first keys are on their way before the queries are read, and before the wait if the newest
+    is not among the piece's.
     """
-    ROWS: tl.constexpr = 16
+    MEMBERS: tl.constexpr = 8 if GROUP <= 8 else 16  # of the products' short side
     WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM  # of a key, in loaded elements
     WIDE: tl.constexpr = DIM // 2 if FP8 else DIM
     record = records_ptr + tl.program_id(0) * 8
@@ -90,14 +92,16 @@ def decode_attention_kernel(
     token = tl.arange(0, TILE)
     column = tl.arange(0, DIM)
     lane = tl.arange(0, WIDE)
-    member = tl.arange(0, ROWS)
+    member = tl.arange(0, MEMBERS)
+    # The newest key is the previous kernel's: only its piece must wait before it reads keys.
+    has_newest = end_tile * TILE >= length
     if PREFETCH > 0:
         prefetch_tiles(
             k_ptr + head * KV_HEAD,
             v_ptr + head * KV_HEAD,
             table,
             first_tile,
-            num_tiles,
+            tl.where(has_newest, num_tiles, 0) if KEYS_FIRST else num_tiles,
             length,
             block,
             next_block,
@@ -110,86 +114,89 @@ def decode_attention_kernel(
         )
     if not KEYS_FIRST:
         wait_for_previous(PDL)
-    elif PDL and end_tile * TILE >= length:
+    elif PDL and has_newest:
         tl.extra.cuda.gdc_wait()
     if item < 0:
         if KEYS_FIRST:
             wait_for_previous(PDL)
         return
     real = (member < GROUP)[:, None]
-    q_row = q_ptr + row * Q_TOKEN + (head * GROUP + member)[:, None] * Q_HEAD
+    inside = real & (column < HEAD_DIM)[None, :]
+    q_at = q_ptr + row * Q_TOKEN + (head * GROUP + member)[:, None] * Q_HEAD + column[None, :]
     if KEYS_FIRST:  # Triton issues a loop's first loads before its body, where the queries come
-        q0 = tl.zeros([ROWS, WIDE], tl.float16 if FP8 else q_ptr.dtype.element_ty)
+        q0 = tl.zeros([MEMBERS, WIDE], tl.float16 if FP8 else q_ptr.dtype.element_ty)
         q1 = q0
     elif FP8:
-        q0, q1 = load_pairs(q_row, real, HEAD_DIM, WIDE)
+        q0, q1 = load_pairs(q_at, inside, MEMBERS, WIDE)
     else:
-        q0 = tl.load(q_row + column[None, :], mask=real & (column < HEAD_DIM)[None, :], other=0.0)
+        q0 = tl.load(q_at, mask=inside, other=0.0)
     if FP8:
-        acc1 = tl.zeros([ROWS, WIDE], tl.float32)
-    acc0 = tl.zeros([ROWS, WIDE], tl.float32)
-    top = tl.full([ROWS], LOWEST, tl.float32)
-    weights = tl.zeros([ROWS, TILE], tl.float32)  # summed after the loop: no cross-warp sum a tile
-    offsets = (token * KV_TOKEN)[:, None] + lane[None, :] + head * KV_HEAD
+        acc1 = tl.zeros([WIDE, MEMBERS], tl.float32)
+    acc0 = tl.zeros([WIDE, MEMBERS], tl.float32)
+    top = tl.full([MEMBERS], LOWEST, tl.float32)
+    weights = tl.zeros([TILE, MEMBERS], tl.float32)  # summed after the loop, once
+    k_spot = (token * KV_TOKEN)[:, None] + lane[None, :] + head * KV_HEAD
+    v_spot = (token * KV_TOKEN)[None, :] + lane[:, None] + head * KV_HEAD
     if PAGE < TILE:
         position = first_tile * TILE + token
         blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
     for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
         valid = token < length - tile * TILE
         # Masked loads, not only masked scores: 820 tokens are 1.5 % less than 13 tiles of 64.
-        loaded = valid[:, None] & (lane < WIDTH)[None, :]
+        k_there = valid[:, None] & (lane < WIDTH)[None, :]
+        v_there = valid[None, :] & (lane < WIDTH)[:, None]
         if PAGE >= TILE:
             base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % PAGE) * KV_TOKEN
-            k = tl.load(k_ptr + base + offsets, mask=loaded, other=0)
-            v = tl.load(v_ptr + base + offsets, mask=loaded, other=0)
+            k = tl.load(k_ptr + base + k_spot, mask=k_there, other=0)
+            v = tl.load(v_ptr + base + v_spot, mask=v_there, other=0)
             # Block numbers run two tiles ahead. Triton 3.6 does not pipeline a loop that yields
             # a carried value as it came, hence the maximum.
             block = tl.maximum(next_block, 0)
             next_block = tl.load(table + (tl.minimum(tile + 2, end_tile - 1) * TILE) // PAGE)
         else:
             base = blocks.to(tl.int64) * KV_BLOCK + ((token % PAGE) * KV_TOKEN + head * KV_HEAD)
-            k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
-            v = tl.load(v_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
+            k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=k_there, other=0)
+            v = tl.load(v_ptr + base[None, :] + lane[:, None], mask=v_there, other=0)
             position = tl.minimum(tile + 1, end_tile - 1) * TILE + token
             blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
         if KEYS_FIRST and tile == first_tile:
             wait_for_previous(PDL)
             if FP8:
-                q0, q1 = load_pairs(q_row, real, HEAD_DIM, WIDE)
+                q0, q1 = load_pairs(q_at, inside, MEMBERS, WIDE)
             else:
-                inside = real & (column < HEAD_DIM)[None, :]
-                q0 = tl.load(q_row + column[None, :], mask=inside, other=0.0)
+                q0 = tl.load(q_at, mask=inside, other=0.0)
         if FP8:
-            scores = tl.dot(q0, even_fp8(k).T)
-            scores = tl.dot(q1, odd_fp8(k).T, scores)
+            k_even, k_odd = both_fp8(k, CONVERT)
+            scores = tl.dot(k_even, q0.T)
+            scores = tl.dot(k_odd, q1.T, scores)
         else:
-            scores = tl.dot(q0, k.T)
-        scores = tl.where(valid[None, :], scores, LOWEST)
-        new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
-        p = tl.exp2(scores * qk_scale - new_top[:, None])
+            scores = tl.dot(k, q0.T)
+        scores = tl.where(valid[:, None], scores, LOWEST)
+        new_top = tl.maximum(top, tl.max(scores, 0) * qk_scale)
+        p = tl.exp2(scores * qk_scale - new_top[None, :])
         fade = tl.exp2(top - new_top)
-        weights = weights * fade[:, None] + p
+        weights = weights * fade[None, :] + p
         if FP8:
-            acc0 = tl.dot(p.to(tl.float16), even_fp8(v), acc0 * fade[:, None])
-            acc1 = tl.dot(p.to(tl.float16), odd_fp8(v), acc1 * fade[:, None])
+            v_even, v_odd = both_fp8(v, CONVERT)
+            acc0 = tl.dot(v_even, p.to(tl.float16), acc0 * fade[None, :])
+            acc1 = tl.dot(v_odd, p.to(tl.float16), acc1 * fade[None, :])
         else:
-            acc0 = tl.dot(p.to(v.dtype), v, acc0 * fade[:, None])
+            acc0 = tl.dot(v, p.to(v.dtype), acc0 * fade[None, :])
         top = new_top
     if KEYS_FIRST and num_tiles == 0:
         wait_for_previous(PDL)
-    total = tl.sum(weights, 1)
+    total = tl.sum(weights, 0)
     total = tl.where(total > 0.0, total, 1.0)  # an empty row: zeros
-    share = (v_scale / total)[:, None]
+    share = (v_scale / total)[None, :]
     if FP8:
-        acc = tl.interleave(acc0 * share, acc1 * share)
+        acc = tl.interleave((acc0 * share).T, (acc1 * share).T)
     else:
-        acc = acc0 * share
+        acc = (acc0 * share).T
     num_pieces = pieces // 65536
     out_row = out_ptr + (row * NUM_KV_HEADS + head) * (GROUP * HEAD_DIM)
     if num_pieces == 1:
         spot = member[:, None] * HEAD_DIM + column[None, :]
-        keep = real & (column < HEAD_DIM)[None, :]
-        tl.store(out_row + spot, acc.to(out_ptr.dtype.element_ty), mask=keep)
+        tl.store(out_row + spot, acc.to(out_ptr.dtype.element_ty), mask=inside)
     else:
         slot = first_slot + pieces % 65536
         tl.store(sums_ptr + slot * GROUP + member, top + tl.log2(total), mask=member < GROUP)
@@ -205,13 +212,10 @@ def decode_attention_kernel(
 
 
 @triton.jit
-def load_pairs(q_row, real, HEAD_DIM: tl.constexpr, WIDE: tl.constexpr):
+def load_pairs(q_at, inside, MEMBERS: tl.constexpr, WIDE: tl.constexpr):
     """Load the group's queries for fp8 keys: their even and their odd columns, in fp16."""
-    lane = tl.arange(0, WIDE)[None, :]
-    inside = real & (lane < HEAD_DIM // 2)
-    even = tl.load(q_row + 2 * lane, mask=inside, other=0.0)
-    odd = tl.load(q_row + 2 * lane + 1, mask=inside, other=0.0)
-    return even.to(tl.float16), odd.to(tl.float16)
+    q = tl.load(q_at, mask=inside, other=0.0).to(tl.float16)
+    return tl.split(tl.reshape(q, [MEMBERS, WIDE, 2]))
 
 
 @triton.jit
@@ -290,7 +294,7 @@ def merge_partials(
         weight = tl.exp2(sums - new_top[None, :])
         fade = tl.exp2(top - new_top)
         total = total * fade + tl.sum(weight, 0)
-        acc = acc * fade[:, None] + tl.sum(part * weight[:, :, None], 0)
+        acc = acc * fade[:, None] + tl.sum(part.to(tl.float32) * weight[:, :, None], 0)
         top = new_top
     spot = member[:, None] * HEAD_DIM + column[None, :]
     keep = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]

@@ -7,13 +7,13 @@ A record is eight int32: item (row * Hkv + head, -1: nothing to do), first tile,
 length, block of the first tile, block of the second, first slot of the item's partials, and
 pieces of the item * 65536 + this one's index.
 
-The rule (measured on an H100): the smallest chunk, cut evenly, with which
-all pieces are resident at once; where that needs more than MAX_TILES tiles a piece, the card is
-full anyway and pieces of at most MAX_TILES go longest first, so that the hardware's dispatch
-evens out the tail (but for pieces up to half larger than a processor's share, if with them all
-are resident: no second round for a few). A split costs about half a tile, hence never more pieces
-than that; but where pieces are uneven, the longest a third above the mean, those above a program's
-share are cut to it, and the others run in the places that short ones leave.
+The rule (measured on an H100): the smallest chunk, cut evenly, with which all pieces are resident
+at once, but no more pieces than one or two rounds merge. Where that needs more than MAX_TILES tiles
+a piece, the card is full anyway and pieces of at most MAX_TILES go longest first, so that the
+hardware's dispatch evens out the tail (but for pieces up to half larger than a processor's share,
+if with them all are resident: no second round for a few). A split costs about half a tile, hence
+never more pieces than that; but where pieces are uneven, the longest a third above the mean, those
+above a program's share are cut to it, and the others run in the places that short ones leave.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.
@@ -48,12 +48,24 @@ def smallest_chunk(tiles, present, low, high, bound, NUM_KV_HEADS: tl.constexpr)
 
 
 @triton.jit
+def least_chunk(longest, MERGE: tl.constexpr):
+    """Give the fewest tiles worth a piece, at most 8: another round of merging costs as much.
+
+    One round for a row of up to 4 * MERGE tiles, then two.
+    """
+    one_round = tl.minimum(tl.cdiv(longest, MERGE), 4)
+    two_rounds = tl.minimum(tl.cdiv(longest, 2 * MERGE), 8)
+    return tl.maximum(tl.maximum(one_round, two_rounds), 1)
+
+
+@triton.jit
 def choose_chunk(
     tiles,
     present,
     num_pieces,
     num_resident,
     NUM_KV_HEADS: tl.constexpr,
+    MERGE: tl.constexpr,
     MAX_TILES: tl.constexpr,
     CUT_UNEVEN: tl.constexpr,
 ):
@@ -62,8 +74,9 @@ def choose_chunk(
     But rather half more than a processor's share, if then all pieces run at once; and no more than
     a program's share where that would leave the others idle.
     """
-    none = tl.full((), 0, tl.int32)  # a loop carries tensors, not constants
-    chunk = smallest_chunk(tiles, present, none, none + MAX_TILES, num_resident, NUM_KV_HEADS)
+    low = least_chunk(tl.max(tiles, 0), MERGE) - 1
+    high = tl.full((), MAX_TILES, tl.int32)  # a loop carries tensors, not constants
+    chunk = smallest_chunk(tiles, present, low, high, num_resident, NUM_KV_HEADS)
     if count_pieces(tiles, present, chunk, NUM_KV_HEADS) > num_resident:
         share = tl.sum(tiles, 0) * NUM_KV_HEADS // num_resident
         most = tl.maximum(chunk, share * 3 // 2)
@@ -97,6 +110,7 @@ def decode_plan_kernel(
     TILE: tl.constexpr,
     PAGE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
+    MERGE: tl.constexpr,
     MAX_TILES: tl.constexpr,
     CUT_UNEVEN: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -113,7 +127,14 @@ def decode_plan_kernel(
     present = rows < num_rows
     tiles = tl.cdiv(tl.load(context_lens_ptr + rows, mask=present, other=0), TILE)
     chunk = choose_chunk(
-        tiles, present, num_pieces, num_resident, NUM_KV_HEADS, MAX_TILES, CUT_UNEVEN
+        tiles,
+        present,
+        num_pieces,
+        num_resident,
+        NUM_KV_HEADS,
+        MERGE,
+        MAX_TILES,
+        CUT_UNEVEN,
     )
     pieces = tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0)  # of one head
     longest = tl.cdiv(tiles, tl.maximum(pieces, 1))

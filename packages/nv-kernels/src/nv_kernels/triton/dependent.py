@@ -27,6 +27,11 @@ def is_hopper(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and _capability(tensor.device) == 9
 
 
+def converts_fp8(tensor: torch.Tensor) -> bool:
+    """Say whether the tensor's card converts e4m3 to fp16 in hardware (asked from 9.0 on)."""
+    return tensor.is_cuda and _capability(tensor.device) >= 9
+
+
 def dependent_launch(tensor: torch.Tensor) -> Mapping[str, Any]:
     """Give the launch options of a kernel that may start before its predecessor ends.
 

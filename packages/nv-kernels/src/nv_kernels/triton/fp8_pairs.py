@@ -58,3 +58,30 @@ def odd_fp8(pairs):
         is_pure=True,
         pack=2,
     )
+
+
+@triton.jit
+def both_fp8(pairs, CONVERT: tl.constexpr):
+    """Give the low and the high bytes of int16 pairs of e4m3 as fp16, times 2**-8.
+
+    CONVERT: by the conversion that cards have from sm_89 on, as the values themselves.
+    """
+    if not CONVERT:
+        return even_fp8(pairs), odd_fp8(pairs)
+    if INTERPRETED:
+        return even_fp8(pairs) * 256.0, odd_fp8(pairs) * 256.0
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 sorted;
+        .reg .b16 low, high;
+        prmt.b32 sorted, $2, 0, 0x3120;
+        mov.b32 {low, high}, sorted;
+        cvt.rn.f16x2.e4m3x2 $0, low;
+        cvt.rn.f16x2.e4m3x2 $1, high;
+        }""",
+        "=r,=r,r",
+        [pairs],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )

@@ -31,11 +31,14 @@ class DecodeSettings:
         tile: keys a step of the loop.
         warps: of a program.
         stages: of the software pipeline; stages - 1 buffers.
-        num_resident: pieces counted on to run at once.
+        num_resident: pieces counted on to run at once. Where the hardware fits in two more a
+            processor it spreads them unevenly, a quarter slower.
         max_tiles: the most tiles of a piece where the card is full anyway.
         prefetch: tiles fetched into L2 before the wait for the kernel ahead.
         merge: partials merged at a time.
         keys_first: start on the keys before the queries are there; takes registers.
+        fp8_warps: over an fp8 cache, whose tiles are half as large; None: as many.
+        fp8_stages: likewise.
     """
 
     tile: int
@@ -46,6 +49,14 @@ class DecodeSettings:
     prefetch: int = 0
     merge: int = 4
     keys_first: bool = False
+    fp8_warps: int | None = None
+    fp8_stages: int | None = None
+
+    def pipeline(self, *, fp8: bool) -> tuple[int, int]:
+        """Give the warps and the stages for a cache in fp8 or not."""
+        if fp8:
+            return self.fp8_warps or self.warps, self.fp8_stages or self.stages
+        return self.warps, self.stages
 
 
 @dataclass(frozen=True)
@@ -102,23 +113,32 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     members = next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
-    # Wide heads, and keys of several blocks a tile, take the registers that keys_first wants.
-    early = dim <= 128 and shape.block_size >= tile
+    # Wide heads, and 16 columns, take the registers that keys_first wants.
+    early = dim <= 128 and members <= 8
     if 8 * items <= processors:
         merge = min(32, room)
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=merge, keys_first=early)
-    merge = min(8, room)
-    if items <= processors and early:
-        return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=1, merge=merge, keys_first=True)
-    if items <= processors and members > 4:
-        return DecodeSettings(tile, 2, 3, 3 * processors, prefetch=2, merge=merge)
     if items <= processors:
-        return DecodeSettings(tile, 2, 2, 4 * processors, prefetch=2, merge=merge)
+        merge, prefetch = min(8, room), 1 if early else 2
+        stages = 3 if early or members > 4 else 2
+        resident = (3 if stages == 3 and dim > 64 else 4) * processors
+        return DecodeSettings(
+            tile, 2, stages, resident, prefetch=prefetch, merge=merge, keys_first=early
+        )
     if items <= 8 * processors:
-        early = early and members <= 2
-        resident, merge = (4 if early else 5) * processors, min(4, room)
-        return DecodeSettings(tile, 2, 2, resident, max_tiles=64, merge=merge, keys_first=early)
-    return DecodeSettings(tile, 4, 3, 3 * processors, merge=min(2 if members <= 4 else 8, room))
+        return DecodeSettings(
+            tile,
+            2,
+            2,
+            4 * processors,
+            max_tiles=64,
+            merge=min(4, room),
+            keys_first=early,
+            fp8_warps=2 if dim <= 128 else 4,
+            fp8_stages=3,
+        )
+    merge = min(2 if members <= 4 else 8, room)
+    return DecodeSettings(tile, 4, 3, 3 * processors, merge=merge, keys_first=early)
 
 
 def num_pieces(
