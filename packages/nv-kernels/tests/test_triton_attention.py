@@ -48,7 +48,7 @@ def test_under_the_interpreter():
 def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
     """On a card of 8 processors 32 pieces are counted on to run at once, and 64 tiles are large."""
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 8)
-    shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 4, 2, 64, 256)
+    shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 4, 2, 128, 256)
     lengths = [longest] + [context] * (rows - 1)
     plan, pieces = cut(shape, lengths)
     assert plan.settings.num_resident == 32

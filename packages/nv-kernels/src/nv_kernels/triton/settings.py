@@ -113,32 +113,39 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     members = next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
-    # Wide heads, and 16 columns, take the registers that keys_first wants.
-    early = dim <= 128 and members <= 8
+    early = dim <= 128  # wider heads take the registers that keys_first wants
     if 8 * items <= processors:
         merge = min(32, room)
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=merge, keys_first=early)
     if items <= processors:
         merge, prefetch = min(8, room), 1 if early else 2
         stages = 3 if early or members > 4 else 2
-        resident = (3 if stages == 3 and dim > 64 else 4) * processors
+        resident = 6 if dim <= 64 else 3 if stages == 3 else 4
         return DecodeSettings(
-            tile, 2, stages, resident, prefetch=prefetch, merge=merge, keys_first=early
+            tile, 2, stages, resident * processors, prefetch=prefetch, merge=merge, keys_first=early
         )
+    early = early and members <= 8  # so do 16 columns, on a full card
     if items <= 8 * processors:
         return DecodeSettings(
             tile,
             2,
             2,
-            4 * processors,
+            (4 if dim > 64 and members <= 8 else 3) * processors,
             max_tiles=64,
             merge=min(4, room),
             keys_first=early,
             fp8_warps=2 if dim <= 128 else 4,
             fp8_stages=3,
         )
-    merge = min(2 if members <= 4 else 8, room)
-    return DecodeSettings(tile, 4, 3, 3 * processors, merge=merge, keys_first=early)
+    return DecodeSettings(
+        tile,
+        4 if members <= 8 else 2,
+        3,
+        3 * processors,
+        merge=min(2 if members <= 4 else 8, room),
+        keys_first=early,
+        fp8_warps=2 if dim <= 64 else None,
+    )
 
 
 def num_pieces(
