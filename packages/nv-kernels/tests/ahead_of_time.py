@@ -77,8 +77,9 @@ def compile_for(kernel, types, constants, capability, divisible=(), **options) -
     )
 
 
-def assert_fits(compiled: Compiled, capability: int) -> None:
-    """Shared memory within the card's; on sm_90 nothing spilled."""
+def assert_fits(compiled: Compiled, capability: int, spilled: int = 0) -> None:
+    """Shared memory within the card's; on sm_90 no more bytes a thread spilled than said."""
     assert compiled.shared <= SHARED_LIMIT[capability]
     if capability == 90:
-        assert (compiled.stack, compiled.local) == (0, 0)
+        assert compiled.stack <= spilled
+        assert compiled.local == 0

@@ -55,6 +55,18 @@ def test_cuda_only_backends_refuse_a_cpu(name):
         nk.attention_backend(name, device="cpu", **SHAPE)
 
 
+@pytest.mark.parametrize("what", ["num_q_heads", "num_kv_heads", "head_dim", "block_size"])
+@pytest.mark.parametrize("size", [0, -4])
+def test_sizes_below_one_are_named(what, size):
+    with pytest.raises(ValueError, match=rf"{what} is {size}: it must be at least 1"):
+        on_a_cpu(**{what: size})
+
+
+def test_queries_are_of_a_floating_point_dtype():
+    with pytest.raises(ValueError, match=r"torch.int32 is no floating-point"):
+        on_a_cpu(dtype=torch.int32)
+
+
 def test_heads_must_divide():
     with pytest.raises(ValueError, match=r"num_q_heads 4 .* num_kv_heads 3"):
         nk.attention_backend("auto", device="cpu", **(SHAPE | {"num_kv_heads": 3}))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attention_cases import assert_attends, step
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
+from nv_kernels.attention import triton as triton_backend
 from nv_kernels.attention.triton import TritonAttention
 from nv_kernels.kv import KVLayout
 from nv_kernels.metadata import AttentionMetadata, AttentionShape
@@ -63,7 +64,7 @@ def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
     ("context", "expected"),
     [(200, [1] * 7), (1024, [4] * 8), (1000, [4] * 8), (4096, [8] * 16), (32768, [8] * 128)],
 )
-def test_pieces_are_no_more_than_two_rounds_merge(context, expected, monkeypatch):
+def test_longer_pieces_rather_than_rounds_of_merging(context, expected, monkeypatch):
     """Eight partials of eight heads are merged at a time; a card of 132 has room for 198 pieces."""
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
     shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 16, 2, 128, 256)
@@ -113,6 +114,46 @@ def test_chunk_rows(block_size, fp8):
 def test_mixed_step(order):
     dtype = torch.float16 if order == "HND" else torch.bfloat16
     check(DECODES + CHUNKS, order=order, dtype=dtype, padding=7, bounds=(256, 512))
+
+
+@on_device
+@pytest.mark.parametrize("order", ["NHD", "HND"])
+def test_queries_that_lie_in_a_larger_tensor(order):
+    case = step(DECODES, device=DEVICE, order=order)
+    qkv = torch.full((len(DECODES), 9, 64), float("nan"), dtype=case.q.dtype, device=DEVICE)
+    qkv[:, 2:6] = case.q
+    assert_attends(attend(replace(case, q=qkv[:, 2:6])), case.expected())
+
+
+@on_device
+def test_e4m3_by_the_conversion_of_newer_cards(monkeypatch):
+    """The interpreter converts as those cards do; on one of them it is what runs anyway."""
+    monkeypatch.setattr(triton_backend, "converts_fp8", lambda q: True)
+    check(DECODES, fp8=True)
+    check([(1, 70), (1, 0)], fp8=True, head_dim=80, dtype=torch.float16)
+
+
+@on_device
+@pytest.mark.parametrize("rising", [True, False])
+def test_rounds_of_merging(rising, monkeypatch):
+    """Two partials at a time, of keys that weigh ever more, or ever less."""
+    plain = settings.decode_settings
+
+    def two_at_a_time(shape, num_rows):
+        return replace(plain(shape, num_rows), merge=2)
+
+    monkeypatch.setattr(settings, "decode_settings", two_at_a_time)
+    monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
+    case = step([(1, 700)], device=DEVICE)
+    tokens = torch.arange(700)
+    blocks = case.metadata.block_tables[0].cpu()[tokens // 64]
+    size = (tokens if rising else 699 - tokens).float() / 100
+    keys = case.q[0, ::2].cpu().float()[None] * size[:, None, None]
+    case.kv.k[blocks, tokens % 64] = keys.to(case.kv.k.dtype).to(DEVICE)
+    plan, pieces = cut(case.shape, [700])
+    assert plan.settings.merge == 2
+    assert min(map(len, pieces.values())) > 2
+    assert_attends(attend(case), case.expected())
 
 
 @on_device

@@ -52,14 +52,21 @@ def attention_backend(
         The backend; its `.reason` says why it was picked.
 
     Raises:
-        ValueError: an unknown name, a backend that cannot run on the device, or heads that do
-            not divide.
+        ValueError: an unknown name, a backend that cannot run on the device, a size below 1,
+            or heads that do not divide.
         NotImplementedError: a known backend that this version does not have.
     """
     if name != "auto" and name not in BACKENDS:
         choices = ", ".join(("auto", *BACKENDS))
         raise ValueError(f"attention backend {name!r} is unknown; choose one of {choices}")
-    if num_kv_heads < 1 or num_q_heads % num_kv_heads:
+    sizes = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads}
+    sizes |= {"head_dim": head_dim, "block_size": block_size}
+    for what, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{what} is {size}: it must be at least 1")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype {dtype} is no floating-point dtype; give that of the queries")
+    if num_q_heads % num_kv_heads:
         raise ValueError(
             f"num_q_heads {num_q_heads} is not a multiple of num_kv_heads {num_kv_heads}; "
             "give both as one rank holds them"

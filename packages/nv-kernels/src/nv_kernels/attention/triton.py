@@ -103,7 +103,9 @@ class TritonAttention:
         """Let each query see its own sequence up to itself.
 
         Args:
-            q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i.
+            q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i. Over
+                an fp8 cache queries are rounded to fp16: below 65,520 in size, and normalised ones
+                are far below.
             kv: the layer's cache, as the protocol says; k and v strided alike.
             metadata: the step's.
             plan: what `plan` made of this metadata.

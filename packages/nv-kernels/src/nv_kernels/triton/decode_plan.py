@@ -8,12 +8,13 @@ length, block of the first tile, block of the second, first slot of the item's p
 pieces of the item * 65536 + this one's index.
 
 The rule (measured on an H100): the smallest chunk, cut evenly, with which all pieces are resident
-at once, but no more pieces than one or two rounds merge. Where that needs more than MAX_TILES tiles
-a piece, the card is full anyway and pieces of at most MAX_TILES go longest first, so that the
-hardware's dispatch evens out the tail (but for pieces up to half larger than a processor's share,
-if with them all are resident: no second round for a few). A split costs about half a tile, hence
-never more pieces than that; but where pieces are uneven, the longest a third above the mean, those
-above a program's share are cut to it, and the others run in the places that short ones leave.
+at once, but pieces of up to 8 tiles rather than a third round of merging. Where all at once needs
+more than MAX_TILES tiles a piece, the card is full anyway and pieces of at most MAX_TILES go
+longest first, so that the hardware's dispatch evens out the tail (but for pieces up to half larger
+than a processor's share, if with them all are resident: no second round for a few). A split costs
+about half a tile, hence never more pieces than that; but where pieces are uneven, the longest a
+third above the mean, those above a program's share are cut to it, and the others run in the places
+that short ones leave.
 """
 
 # A kernel is written in Triton's own dialect, which neither tool reads.

@@ -97,7 +97,9 @@ def check(shape: AttentionShape) -> None:
         )
     size = shape.block_size
     if size not in {16, 32} and (size < 64 or size % 64):
-        raise ValueError(f"block_size {size} is not 16, 32 or a multiple of 64")
+        raise ValueError(
+            f"block_size {size} is not 16, 32 or a multiple of 64; use attention_backend 'torch'"
+        )
 
 
 def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
@@ -113,24 +115,27 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     members = next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
-    early = dim <= 128  # wider heads take the registers that keys_first wants
+    narrow = members <= 8  # 16 columns take twice the registers of 8
+    # Wide heads take the registers that keys_first wants; so do 16 columns beside masks or tables.
+    plain = shape.head_dim == dim and shape.block_size >= tile
+    early = dim <= 128 and (narrow or plain)
     if 8 * items <= processors:
         merge = min(32, room)
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=merge, keys_first=early)
     if items <= processors:
         merge, prefetch = min(8, room), 1 if early else 2
-        stages = 3 if early or members > 4 else 2
-        resident = 6 if dim <= 64 else 3 if stages == 3 else 4
+        stages, resident = (3, 3) if dim <= 128 else (2, 4)
+        resident = 6 if dim <= 64 and narrow else resident
         return DecodeSettings(
             tile, 2, stages, resident * processors, prefetch=prefetch, merge=merge, keys_first=early
         )
-    early = early and members <= 8  # so do 16 columns, on a full card
+    early = early and narrow
     if items <= 8 * processors:
         return DecodeSettings(
             tile,
             2,
-            2,
-            (4 if dim > 64 and members <= 8 else 3) * processors,
+            2 if narrow or plain else 3,
+            (4 if dim > 64 and narrow else 3) * processors,
             max_tiles=64,
             merge=min(4, room),
             keys_first=early,
@@ -139,7 +144,7 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
         )
     return DecodeSettings(
         tile,
-        4 if members <= 8 else 2,
+        4 if narrow or dim > 128 else 2,
         3,
         3 * processors,
         merge=min(2 if members <= 4 else 8, room),
