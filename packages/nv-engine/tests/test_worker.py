@@ -10,6 +10,7 @@ import pytest
 import torch
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
+from nv_engine.device import worker
 from nv_engine.device.buckets import batches
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.worker import Worker, choose_device
@@ -182,6 +183,19 @@ def test_limits_beyond_the_memory_are_refused(checkpoint: Path) -> None:
         make_worker(checkpoint, max_num_seqs=2**31 - 1)
 
 
+def test_weights_beyond_the_memory_are_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(worker, "available_host_memory", lambda: 23 * 2**30)
+    with pytest.raises(
+        ValueError, match=r"weights take \d+\.\d\d GiB .* may take 23\.00 GiB: free"
+    ):
+        make_worker(tmp_path, load_format="dummy")
+
+
 def test_a_promise_of_endless_positions_costs_what_is_used(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -221,7 +235,7 @@ def test_no_card_says_so() -> None:
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 9, 12, 20, 100, 513])
-def test_every_batch_size_has_a_bucket(max_num_seqs: int) -> None:
+def test_k1_every_batch_size_has_a_bucket(max_num_seqs: int) -> None:
     sizes = batches(max_num_seqs)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == max_num_seqs

@@ -22,6 +22,7 @@ from nv_models.placement import Placement
 from nv_models.registry import model_class
 from nv_models.weights import fill_dummy, load_weights
 
+GIB = 2**30
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -35,6 +36,7 @@ def load_model(
     seed: int = 0,
     batch_invariant: bool = False,
     max_positions: int | None = None,
+    max_bytes: int | None = None,
 ) -> CausalLM:
     """Build a checkpoint's model and fill it.
 
@@ -50,14 +52,15 @@ def load_model(
             attention backend does too; in fp32 on a CPU it is so anyway.
         max_positions: the longest sequence that will come, if shorter than what the checkpoint
             promises: the rotary embedding's table ends there.
+        max_bytes: what this rank's weights may take; None: whatever they do.
 
     Returns:
         The model, whose `config.dtype` is the dtype it was loaded in.
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
-        ValueError: an unsupported architecture, format, dtype or parallel size, or a checkpoint
-            that does not fit the model; nothing was run.
+        ValueError: an unsupported architecture, format, dtype or parallel size, weights of more
+            than max_bytes, or a checkpoint that does not fit the model; nothing was run.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
@@ -71,6 +74,8 @@ def load_model(
     placement = Placement(torch.device(device), chosen, parallel, batch_invariant)
     longest = min(max_positions or config.max_position_embeddings, config.max_position_embeddings)
     config = dataclasses.replace(config, dtype=chosen, max_position_embeddings=longest)
+    if max_bytes is not None:
+        check_room(config, placement, max_bytes)
     model: CausalLM = model_class(config.architecture)(config, placement).eval()
     if checkpoint:
         load_weights(model, checkpoint)
@@ -78,6 +83,25 @@ def load_model(
         fill_dummy(model, seed)
     pack_weights(model, model.lm_head, config.tie_word_embeddings)
     return model
+
+
+def check_room(config: ModelConfig, placement: Placement, max_bytes: int) -> None:
+    """Compare what a rank's weights take with what they may take, before any is made.
+
+    Raises:
+        ValueError: they take more.
+    """
+    outline = dataclasses.replace(placement, device=torch.device("meta"))
+    model: CausalLM = model_class(config.architecture)(config, outline)
+    num_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
+    if num_bytes > max_bytes:
+        width = placement.dtype.itemsize
+        narrower = ', dtype="bfloat16"' if width > 2 else ""
+        raise ValueError(
+            f"the weights take {num_bytes / GIB:.2f} GiB ({width} bytes each, tensor_parallel_size "
+            f"{placement.parallel.size}) and may take {max_bytes / GIB:.2f} GiB: free memory, or "
+            f"use a smaller model, more ranks{narrower}"
+        )
 
 
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
