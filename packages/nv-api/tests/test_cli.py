@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import nv_api.llm
 import pytest
-from nv_api.cli import DEMO_SENTENCE, app, main
+from nv_api.cli import DEMO_SENTENCE, ENGINE_OPTIONS, app, main
+from nv_engine import EngineConfig
 from typer.testing import CliRunner
 
 
@@ -123,7 +124,8 @@ def test_every_command_has_the_shared_options():
         result = CliRunner().invoke(app, [command, "--help"], terminal_width=200)
         for name in "model", "max-tokens", "temperature", "top-p", "seed", "dtype", "device":
             assert f"--{name}" in result.stdout
-        assert "--tensor-parallel-size" in result.stdout
+        for name in ENGINE_OPTIONS:
+            assert f"--{name.replace('_', '-')}" in result.stdout
 
 
 def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
@@ -136,6 +138,20 @@ def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
     monkeypatch.setattr(nv_api.llm, "start_engine", start_engine)
     nv("generate", "a", "--dtype", "float32", "--device", "cpu", "--tensor-parallel-size", "2")
     assert [(c.dtype, c.device, c.tensor_parallel_size) for c in configs] == [("float32", "cpu", 2)]
+    more = ["--max-model-len", "99", "--gpu-memory-utilization", "0.5", "--kv-cache-dtype", "fp8"]
+    nv("generate", "a", *more, "--enforce-eager")
+    last = configs[-1]
+    assert (last.max_model_len, last.gpu_memory_utilization) == (99, 0.5)
+    assert (last.kv_cache_dtype, last.enforce_eager) == ("fp8", True)
+
+
+def test_options_left_out_are_the_engine_s_own(nv, engine, monkeypatch):
+    configs = []
+    monkeypatch.setattr(nv_api.llm, "start_engine", lambda c: configs.append(c) or engine)
+    nv("generate", "a")
+    plain = EngineConfig(model="a")
+    for name in ENGINE_OPTIONS:
+        assert getattr(configs[0], name) == getattr(plain, name), name
 
 
 @pytest.mark.parametrize(
@@ -145,6 +161,7 @@ def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
         (["generate", "a", "--top-p", "7"], "top_p is 7"),
         (["generate", "a", "--dtype", "int3"], "dtype is 'int3'"),
         (["chat", "--max-tokens", "0"], "max_tokens is 0"),
+        (["generate", "a", "--gpu-memory-utilization", "2"], "gpu_memory_utilization is 2.0"),
     ],
 )
 def test_errors_are_one_sentence_and_exit_with_1(nv, args, sentence):

@@ -25,6 +25,15 @@ DEMO_SENTENCE = (
     "No --model given: using the demo model, SmolLM2-135M-Instruct, which is small and often wrong."
 )
 FORGET = "/clear"
+ENGINE_OPTIONS = (
+    "dtype",
+    "device",
+    "tensor_parallel_size",
+    "max_model_len",
+    "gpu_memory_utilization",
+    "kv_cache_dtype",
+    "enforce_eager",
+)
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 app = typer.Typer(
@@ -56,6 +65,10 @@ class Settings:
     dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto"
     tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1
+    max_model_len: Annotated[int, typer.Option(help="Most tokens of prompt and answer.")] = 4096
+    gpu_memory_utilization: Annotated[float, typer.Option(help="Share of a card to use.")] = 0.9
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto or fp8.")] = "auto"
+    enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")] = False
 
     @contextmanager
     def start(self, max_tokens: int) -> "Iterator[tuple[LLM, SamplingParams]]":
@@ -71,12 +84,7 @@ class Settings:
             from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
 
             model = DEMO if self.model is None else self.model
-            with LLM(
-                model,
-                dtype=self.dtype,
-                device=self.device,
-                tensor_parallel_size=self.tensor_parallel_size,
-            ) as llm:
+            with LLM(model, **{name: getattr(self, name) for name in ENGINE_OPTIONS}) as llm:
                 yield llm, replace(llm.get_default_sampling_params(), **given)
 
     def _sampling(self, max_tokens: int) -> dict[str, Any]:
