@@ -4,27 +4,29 @@ Owns that order, and those held until a sibling has computed their common prompt
 anybody.
 """
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from nv_engine.scheduling.policy import Policy
 from nv_engine.scheduling.sequence import Sequence
 
 
 class WaitingQueue:
-    """A heap by policy; those that were preempted come first. Finished ones are dropped lazily."""
+    """A heap by policy; those that were preempted come first.
+
+    An entry of one that has ended stays until it is on top, or such entries are more than half.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._heap: list[tuple[bool, tuple[int, ...], int, Sequence]] = []
+        self._counted: dict[Sequence, int] = {}  # tokens of those in the heap that have not ended
         self._held: dict[int, list[Sequence]] = {}  # by request
         self.num_tokens = 0
         """Of those in the queue: what they have to compute, but for what is cached."""
 
     def __len__(self) -> int:
-        """Count the sequences that still want to run, in time proportional to the queue."""
-        waiting = [entry[-1] for entry in self._heap]
-        waiting += [sequence for held in self._held.values() for sequence in held]
-        return sum(sequence.finish_reason is None for sequence in waiting)
+        """Count the sequences that still want to run."""
+        return len(self._counted) + sum(map(len, self._held.values()))
 
     def add(self, sequence: Sequence, *, has_leader: bool) -> None:
         """Let a sequence wait for a slot; one that never ran, for its sibling's prompt before."""
@@ -36,27 +38,46 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         """Let a sequence wait for a slot."""
         is_new = sequence.num_cached_tokens < 0
-        self.num_tokens += len(sequence.token_ids)
-        heappush(self._heap, (is_new, self._policy(sequence), sequence.number, sequence))
+        entry = (is_new, self._policy(sequence), sequence.number, sequence)
+        self._counted[sequence] = num_tokens = len(sequence.token_ids)
+        self.num_tokens += num_tokens
+        heappush(self._heap, entry)
 
     def release(self, request_id: int) -> None:
         """Put those held of a request into the queue."""
         for sequence in self._held.pop(request_id, ()):
             self.push(sequence)
 
+    def leave(self, sequence: Sequence) -> None:
+        """Note that a sequence has ended, wherever it was: the others no longer wait for it."""
+        held = self._held.get(sequence.request_id, [])
+        if sequence in held:
+            held.remove(sequence)
+            return
+        self._forget(sequence)
+        self.release(sequence.request_id)
+
     def first(self) -> Sequence | None:
         """The next to admit, which stays in the queue; None if nobody waits."""
-        heap = self._heap
-        while heap and heap[0][-1].finish_reason is not None:
+        while self._heap and self._heap[0][-1].finish_reason is not None:
             self.pop()
-        return heap[0][-1] if heap else None
+        return self._heap[0][-1] if self._heap else None
 
     def pop(self) -> None:
         """Take out the sequence that `first` named."""
-        self.num_tokens -= len(heappop(self._heap)[-1].token_ids)
+        self._forget(heappop(self._heap)[-1])
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Take a sequence off the count, if it is in it."""
+        self.num_tokens -= self._counted.pop(sequence, 0)
+        if len(self._heap) > 2 * len(self._counted):
+            kept = [entry for entry in self._heap if entry[-1] in self._counted]
+            heapify(kept)
+            self._heap = kept
 
     def clear(self) -> None:
         """Forget everybody."""
         self._heap.clear()
+        self._counted.clear()
         self._held.clear()
         self.num_tokens = 0
