@@ -42,6 +42,29 @@ def test_more_than_the_decoding_that_is_left_has_room_for_comes_at_once(
     sim.check_idle()
 
 
+def test_what_a_running_prompt_has_left_takes_room_as_well(simulation):
+    """Either prompt would have room in the oldest's last 18 steps, 288 tokens; not both."""
+    sim = started(simulation, 21)
+    sim.step()
+    sim.add(prompt_of(200, 5), greedy(5))
+    assert sim.step().num_prefill_tokens == 16
+    sim.add(prompt_of(150, 6), greedy(5))
+    assert sim.step().num_prefill_tokens == 184 + 150
+    sim.run()
+    sim.check_idle()
+
+
+def test_the_oldest_row_says_how_many_steps_come_anyway(simulation):
+    sim = started(simulation, 500)
+    sim.add(prompt_of(10, 5), greedy(4))
+    sim.step()
+    sim.add(prompt_of(100, 6), greedy(5))  # more than the newer row's steps have room for
+    step = sim.step()
+    assert (step.num_prefill_tokens, step.num_decode_tokens) == (16, 2)
+    sim.run()
+    sim.check_idle()
+
+
 def test_a_small_budget_still_bounds_a_step(simulation):
     sim = started(simulation, 400, max_num_batched_tokens=40)
     sim.add(prompt_of(60, 5), greedy(5))

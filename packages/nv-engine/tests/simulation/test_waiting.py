@@ -5,7 +5,9 @@ import random
 import pytest
 from nv_engine.mixed import MixedSteps
 from nv_engine.params import SamplingParams
-from nv_engine.scheduling.sequence import NO_SLOT
+from nv_engine.scheduling.policy import longest_first
+from nv_engine.scheduling.sequence import NO_SLOT, Sequence
+from nv_engine.scheduling.waiting import WaitingQueue
 from simulated_engine import greedy, prompt_of
 
 
@@ -108,3 +110,17 @@ def test_who_was_preempted_leaves_with_all_its_tokens(simulation):
     check_counts(sim)
     assert not queue.num_tokens
     sim.run()
+
+
+def test_who_was_preempted_comes_first_whatever_the_policy():
+    queue = WaitingQueue(longest_first)
+    for number, (limit, num_cached) in enumerate([(30, -1), (20, 0), (90, -1)]):
+        sequence = Sequence(number, 0, [5] * 10, greedy(limit), seed=0)
+        sequence.number, sequence.limit = number, limit
+        sequence.num_cached_tokens = num_cached  # from 0: it ran before
+        queue.push(sequence)
+    order = []
+    while (first := queue.first()) is not None:
+        order.append(first.number)
+        queue.pop()
+    assert order == [1, 2, 0]
