@@ -1,6 +1,7 @@
 """Validation: whether a request can run on a model, before anything is queued.
 
-Owns the checks that need the model's facts, and their sentences. Never changes anything.
+Owns the checks that need the model's facts, that of a request's id, and their sentences. Never
+changes anything.
 """
 
 from array import array
@@ -13,9 +14,12 @@ import numpy as np
 from nv_engine.executor.base import ModelFacts
 from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
+from nv_engine.values import integer
 
 Asked = tuple[Iterable[int], SamplingParams, Grammar | None]
 """A request: its prompt, its parameters and what they ask for, compiled."""
+MAX_ID = 2**63 - 1
+"""Largest id that a user may give a request."""
 
 
 @contextmanager
@@ -27,6 +31,15 @@ def numbered(done: Sized, count: int) -> Iterator[None]:
         if count == 1:
             raise
         raise ValueError(f"prompt {len(done)}: {error}") from error
+
+
+def plain_id(request_id: int) -> int:
+    """The id that a user gives a request, as a plain int.
+
+    Raises:
+        ValueError: it is no integer, or below 0 or above MAX_ID.
+    """
+    return integer("request_id", request_id, 0, MAX_ID, hint="or leave it out: the next free one")
 
 
 def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = False) -> list[int]:

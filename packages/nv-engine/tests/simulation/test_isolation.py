@@ -1,5 +1,6 @@
 """What one request does wrong, or an interrupt, costs the others nothing."""
 
+import numpy as np
 import pytest
 from nv_engine.engine import Engine
 from nv_engine.grammar import StructuredOutputsParams
@@ -105,6 +106,28 @@ def test_an_id_in_use_is_refused_and_a_free_one_taken(simulation):
     with pytest.raises(ValueError, match="request_id is 40"):
         sim.engine.add([5], params(1), request_id=40)
     assert sim.engine.add([5], params(1)) == 41
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "x", True, float("nan"), 2**63, [3]])
+def test_an_id_that_is_no_integer_from_0_is_refused(simulation, wrong):
+    sim = simulation()
+    with pytest.raises(
+        ValueError, match=r"request_id is .*: it must be an integer,.*leave it out"
+    ) as error:
+        sim.engine.add([5], params(1), request_id=wrong)
+    assert repr(wrong) in str(error.value)
+    sim.check_idle()
+    assert sim.engine.metrics.num_requests == 0
+    assert sim.engine.add([5], params(1)) == 0
+
+
+@pytest.mark.parametrize("given", [0, 2**63 - 1, np.int64(7)])
+def test_an_id_is_taken_as_a_plain_int(simulation, given):
+    engine = simulation().engine
+    request_id = engine.add([5], params(1), request_id=given)
+    assert type(request_id) is int
+    assert request_id == given
+    assert [update.request_id for update in engine.abort(given)] == [given]
 
 
 SCHEDULING = ("schedule", "commit", "_decode", "_settle", "_finish", "_make_room")
