@@ -10,6 +10,11 @@ from nv_engine.config import EngineConfig
         ("max_num_seqs", 2.0),
         ("max_model_len", 1),
         ("max_in_flight", -1),
+        ("max_in_flight", 65),
+        ("max_in_flight", 10**6),
+        ("max_burst", 0),
+        ("max_burst", 1025),
+        ("max_burst", True),
         ("num_kvcache_blocks", 0),
         ("kvcache_block_size", 8),
         ("kvcache_block_size", 48),
@@ -58,6 +63,18 @@ def test_deterministic_has_its_own_attention() -> None:
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 192, 256, 1024])
 def test_block_sizes(size: int) -> None:
     assert EngineConfig(model="m", kvcache_block_size=size).kvcache_block_size == size
+
+
+@pytest.mark.parametrize(
+    ("option", "low", "high"), [("max_in_flight", 0, 64), ("max_burst", 1, 1024)]
+)
+def test_steps_that_are_out_are_bounded(option: str, low: int, high: int) -> None:
+    for value in (low, high):
+        assert getattr(EngineConfig(model="m", **{option: value}), option) == value
+    for value in (low - 1, high + 1):
+        message = f"{option} is {value}: it must be an integer from {low} to {high}"
+        with pytest.raises(ValueError, match=message):
+            EngineConfig(model="m", **{option: value})
 
 
 def test_config_is_frozen() -> None:
