@@ -30,8 +30,8 @@ CASES = [
     (96, 4, 128, True, 100),
     (256, 16, 64, False, 90),
 ]
-# 16 columns of queries over blocks smaller than a tile: the registers do not quite do.
-WIDE = [(128, 16, 16, False, 90), (80, 16, 16, False, 90), (256, 9, 16, False, 90)]
+# 16 columns of queries, masked or over blocks smaller than a tile: the registers do not quite do.
+WIDE = [(96, 12, 64, False, 90), (80, 16, 16, False, 90), (256, 9, 16, False, 90)]
 
 
 def shape_of(head_dim, group, block_size) -> AttentionShape:
@@ -95,7 +95,11 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
         decode_attention_kernel, types | {"counters_ptr": "*i32"}, constants, capability,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    assert_fits(kernel, capability, spilled=80 if group > 8 and block_size < chosen.tile else 0)
+    assert_fits(
+        kernel,
+        capability,
+        spilled=80 if (head_dim, group, block_size, fp8, capability) in WIDE else 0,
+    )
     # Triton pipelines the loop, or silently does not: then there is one buffer less.
     width = 2 * (triton.next_power_of_2(head_dim) // (2 if fp8 else 1))
     assert kernel.shared >= 2 * (stages - 1) * chosen.tile * width

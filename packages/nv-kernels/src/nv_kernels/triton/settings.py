@@ -116,9 +116,9 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     tile = 64 if dim <= 128 else 32
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
     narrow = members <= 8  # 16 columns take twice the registers of 8
-    # Wide heads take the registers that keys_first wants; so do 16 columns beside masks or tables.
-    plain = shape.head_dim == dim and shape.block_size >= tile
-    early = dim <= 128 and (narrow or plain)
+    # Wide heads take the registers that keys_first wants; so do 16 columns beside several blocks.
+    one_block = shape.block_size >= tile
+    early = dim <= 128 and (narrow or one_block)
     if 8 * items <= processors:
         merge = min(32, room)
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=merge, keys_first=early)
@@ -134,7 +134,7 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
         return DecodeSettings(
             tile,
             2,
-            2 if narrow or plain else 3,
+            2 if narrow or one_block else 3,
             (4 if dim > 64 and narrow else 3) * processors,
             max_tiles=64,
             merge=min(4, room),
