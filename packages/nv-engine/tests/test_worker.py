@@ -15,7 +15,7 @@ from nv_engine.device.buckets import batches
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.worker import Worker, choose_device
 from nv_engine.params import SamplingParams
-from nv_models import load_model
+from nv_models import ModelPlan, plan_model
 
 BLOCK = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
@@ -196,6 +196,21 @@ def test_weights_beyond_the_memory_are_refused(
         make_worker(tmp_path, load_format="dummy")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attention_backend": "triton"}, "'triton' needs a cuda device"),
+        ({"num_kvcache_blocks": 10**9}, r"num_kvcache_blocks=1000000000 needs .*: use at most"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_weights_are_made(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], words: str
+) -> None:
+    monkeypatch.setattr(ModelPlan, "load", None)
+    with pytest.raises(ValueError, match=words):
+        make_worker(checkpoint, **options)
+
+
 def test_a_promise_of_endless_positions_costs_what_is_used(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -249,11 +264,11 @@ def test_k7_the_deterministic_mode_has_its_own_products_and_attention(
     """On a CPU its results are the same without them, or nearly always."""
     asked = []
 
-    def load(path, **options):
+    def plan(path, **options):
         asked.append(options["batch_invariant"])
-        return load_model(path, **options)
+        return plan_model(path, **options)
 
-    monkeypatch.setattr("nv_engine.device.worker.load_model", load)
+    monkeypatch.setattr("nv_engine.device.worker.plan_model", plan)
     worker = make_worker(checkpoint, deterministic=deterministic, dtype="bfloat16")
     assert asked == [deterministic]
     assert (worker._runner._backend.name == "batch_invariant") == deterministic

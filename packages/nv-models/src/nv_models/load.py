@@ -4,8 +4,9 @@ Owns: the order of the steps, and the choice of format and dtype.
 Never: moves a model later; it is born where it stays.
 """
 
-import dataclasses
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,11 +23,52 @@ from nv_models.placement import Placement
 from nv_models.registry import model_class
 from nv_models.weights import fill_dummy, load_weights
 
-GIB = 2**30
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
-def load_model(
+@dataclass(frozen=True)
+class ModelPlan:
+    """A model that is decided and not made yet.
+
+    Attributes:
+        config: of the model, its dtype decided.
+        placement: of this rank's share.
+        checkpoint: the open files; None: random weights.
+        seed: of the random weights.
+    """
+
+    config: ModelConfig
+    placement: Placement
+    checkpoint: Checkpoint | None
+    seed: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of this rank's weights."""
+        outline = replace(self.placement, device=torch.device("meta"))
+        weights = self._build(outline).parameters()
+        return sum(each.numel() * each.element_size() for each in weights)
+
+    def load(self) -> CausalLM:
+        """Make the model and fill it.
+
+        Raises:
+            ValueError: the checkpoint does not fit the model.
+        """
+        model = self._build(self.placement).eval()
+        if self.checkpoint:
+            load_weights(model, self.checkpoint)
+        else:
+            fill_dummy(model, self.seed)
+        pack_weights(model, model.lm_head, self.config.tie_word_embeddings)
+        return model
+
+    def _build(self, placement: Placement) -> CausalLM:
+        model: CausalLM = model_class(self.config.architecture)(self.config, placement)
+        return model
+
+
+def plan_model(
     path: str | Path,
     *,
     device: torch.device | str = "cpu",
@@ -36,9 +78,8 @@ def load_model(
     seed: int = 0,
     batch_invariant: bool = False,
     max_positions: int | None = None,
-    max_bytes: int | None = None,
-) -> CausalLM:
-    """Build a checkpoint's model and fill it.
+) -> ModelPlan:
+    """Decide how a checkpoint's model is loaded, without making any of it.
 
     Args:
         path: anything `resolve` takes; usually the folder that it returned.
@@ -52,15 +93,10 @@ def load_model(
             attention backend does too; in fp32 on a CPU it is so anyway.
         max_positions: the longest sequence that will come, if shorter than what the checkpoint
             promises: the rotary embedding's table ends there.
-        max_bytes: what this rank's weights may take; None: whatever they do.
-
-    Returns:
-        The model, whose `config.dtype` is the dtype it was loaded in.
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
-        ValueError: an unsupported architecture, format, dtype or parallel size, weights of more
-            than max_bytes, or a checkpoint that does not fit the model; nothing was run.
+        ValueError: an unsupported architecture, format, dtype or parallel size.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
@@ -73,35 +109,21 @@ def load_model(
     chosen = choose_dtype(dtype, stored, torch.device(device))
     placement = Placement(torch.device(device), chosen, parallel, batch_invariant)
     longest = min(max_positions or config.max_position_embeddings, config.max_position_embeddings)
-    config = dataclasses.replace(config, dtype=chosen, max_position_embeddings=longest)
-    if max_bytes is not None:
-        check_room(config, placement, max_bytes)
-    model: CausalLM = model_class(config.architecture)(config, placement).eval()
-    if checkpoint:
-        load_weights(model, checkpoint)
-    else:
-        fill_dummy(model, seed)
-    pack_weights(model, model.lm_head, config.tie_word_embeddings)
-    return model
+    config = replace(config, dtype=chosen, max_position_embeddings=longest)
+    return ModelPlan(config, placement, checkpoint, seed)
 
 
-def check_room(config: ModelConfig, placement: Placement, max_bytes: int) -> None:
-    """Compare what a rank's weights take with what they may take, before any is made.
+def load_model(path: str | Path, **options: Any) -> CausalLM:  # noqa: ANN401
+    """Build a checkpoint's model and fill it: `plan_model(path, **options).load()`.
+
+    Returns:
+        The model, whose `config.dtype` is the dtype it was loaded in.
 
     Raises:
-        ValueError: they take more.
+        FileNotFoundError: as `plan_model`.
+        ValueError: as `plan_model`, or a checkpoint that does not fit the model; nothing was run.
     """
-    outline = dataclasses.replace(placement, device=torch.device("meta"))
-    model: CausalLM = model_class(config.architecture)(config, outline)
-    num_bytes = sum(each.numel() * each.element_size() for each in model.parameters())
-    if num_bytes > max_bytes:
-        width = placement.dtype.itemsize
-        narrower = ', dtype="bfloat16"' if width > 2 else ""
-        raise ValueError(
-            f"the weights take {num_bytes / GIB:.2f} GiB ({width} bytes each, tensor_parallel_size "
-            f"{placement.parallel.size}) and may take {max_bytes / GIB:.2f} GiB: free memory, or "
-            f"use a smaller model, more ranks{narrower}"
-        )
+    return plan_model(path, **options).load()
 
 
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
