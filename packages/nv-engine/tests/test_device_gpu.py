@@ -84,6 +84,15 @@ def test_fp32_greedy_equals_the_cpu(checkpoint, prompts, expected, road) -> None
     assert got == expected
 
 
+@pytest.mark.parametrize("road", ["eager", "graphs", "deep", "burst"])
+def test_n15_sequences_that_fill_max_model_len(checkpoint, road) -> None:
+    rng, limit = random.Random(15), {"max_model_len": 64}
+    prompts = [[rng.randrange(3, 320) for _ in range(length)] for length in (63, 62, 40, 5)]
+    want = run(checkpoint, prompts, GREEDY, device="cpu", **limit)
+    assert list(map(len, want)) == [1, 2, 24, NUM_TOKENS]
+    assert run(checkpoint, prompts, GREEDY, dtype="float32", **limit, **ROADS[road]) == want
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("road", ROADS)
 def test_16_bit_greedy_up_to_ties(checkpoint, prompts, expected, road, dtype) -> None:
