@@ -10,9 +10,11 @@ from nv_engine.device.memory import (
     asked_blocks,
     available_host_memory,
     check_tables,
+    check_weights,
     cpu_blocks,
     device_blocks,
     device_budget,
+    full_step,
 )
 from nv_engine.device.trial import TrialSteps
 
@@ -42,6 +44,22 @@ def test_k4_another_process_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None
     assert device_budget(card, 0.7) == 56 * GIB
     with pytest.raises(ValueError, match=r"0\.71 asks for 56\.8 GiB of 80\.0 .* 56\.0 .* 0\.70"):
         device_budget(card, 0.71)
+
+
+def test_weights_name_numbers_and_option() -> None:
+    check_weights(GIB, GIB, torch.float32, is_share=True)
+    with pytest.raises(ValueError, match=r"3\.00 GiB .* 2\.00 GiB: raise gpu_memory"):
+        check_weights(3 * GIB, 2 * GIB, torch.float32, is_share=True)
+    with pytest.raises(ValueError, match=r"2\.00 GiB: free memory, .* tensor_parallel_size$"):
+        check_weights(2 * GIB + 1, 2 * GIB, torch.bfloat16, is_share=False)
+
+
+def test_a_step_too_large_names_numbers_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    card_with(monkeypatch, total=80 * GIB, free=GIB, ours=0)
+    sentence = full_step(torch.device("cuda", 0), 16384, 512)
+    assert "max_num_batched_tokens=16384" in sentence
+    assert "max_num_seqs=512" in sentence
+    assert "1.00 of the card's 80.00 GiB are free: lower either" in sentence
 
 
 def test_too_little_names_numbers_and_option() -> None:

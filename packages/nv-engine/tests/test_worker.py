@@ -10,7 +10,6 @@ import pytest
 import torch
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
-from nv_engine.device import worker
 from nv_engine.device.buckets import batches
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.worker import Worker, choose_device
@@ -189,7 +188,7 @@ def test_weights_beyond_the_memory_are_refused(
     config = json.loads((checkpoint / "config.json").read_text())
     config |= {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(worker, "available_host_memory", lambda: 23 * 2**30)
+    monkeypatch.setattr("nv_engine.device.worker.available_host_memory", lambda: 23 * 2**30)
     with pytest.raises(
         ValueError, match=r"weights take \d+\.\d\d GiB .* may take 23\.00 GiB: free"
     ):

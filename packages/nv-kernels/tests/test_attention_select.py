@@ -62,9 +62,10 @@ def test_sizes_below_one_are_named(what, size):
         on_a_cpu(**{what: size})
 
 
-def test_queries_are_of_a_floating_point_dtype():
-    with pytest.raises(ValueError, match=r"torch.int32 is no floating-point"):
-        on_a_cpu(dtype=torch.int32)
+@pytest.mark.parametrize("dtype", [torch.int32, "bfloat16"])
+def test_queries_are_of_a_floating_point_dtype(dtype):
+    with pytest.raises(ValueError, match=rf"dtype is {dtype!r}: .* a floating-point torch.dtype"):
+        on_a_cpu(dtype=dtype)
 
 
 def test_heads_must_divide():

@@ -1,4 +1,4 @@
-"""Every attention kernel compiled for cards that are not there: it fits, and nothing spills."""
+"""Every attention kernel compiled for cards that are not there: it fits, and hardly any spills."""
 
 import pytest
 import torch
@@ -25,12 +25,14 @@ CASES = [
     (128, 2, 64, True, 80),
     (128, 2, 64, True, 90),
     (128, 8, 16, False, 90),
+    (128, 16, 16, False, 90),
     (64, 3, 32, False, 90),
     (80, 1, 64, False, 90),
     (96, 4, 128, True, 100),
     (256, 16, 64, False, 90),
 ]
-# 16 columns of queries, masked or over blocks smaller than a tile: the registers do not quite do.
+# 16 columns of queries, masked or wide over small blocks: a few registers too many, SPILLED bytes.
+SPILLED = 80
 WIDE = [(96, 12, 64, False, 90), (80, 16, 16, False, 90), (256, 9, 16, False, 90)]
 
 
@@ -95,11 +97,8 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
         decode_attention_kernel, types | {"counters_ptr": "*i32"}, constants, capability,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    assert_fits(
-        kernel,
-        capability,
-        spilled=80 if (head_dim, group, block_size, fp8, capability) in WIDE else 0,
-    )
+    is_wide = (head_dim, group, block_size, fp8, capability) in WIDE
+    assert_fits(kernel, capability, spilled=SPILLED if is_wide else 0)
     # Triton pipelines the loop, or silently does not: then there is one buffer less.
     width = 2 * (triton.next_power_of_2(head_dim) // (2 if fp8 else 1))
     assert kernel.shared >= 2 * (stages - 1) * chosen.tile * width

@@ -7,7 +7,7 @@ import torch
 from nv_models import TensorParallel, load_model, plan_model
 
 
-def num_bytes(model):
+def bytes_of(model):
     return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
@@ -17,14 +17,14 @@ def num_bytes(model):
 def test_bytes_are_those_of_the_model(tiny_checkpoint, kind, dtype, tied):
     folder = tiny_checkpoint(kind, tie_word_embeddings=tied)
     plan = plan_model(folder, dtype=dtype)
-    assert plan.num_bytes == num_bytes(load_model(folder, dtype=dtype))
+    assert plan.num_bytes == bytes_of(load_model(folder, dtype=dtype))
     assert plan.config.dtype == plan.placement.dtype == getattr(torch, dtype)
 
 
 def test_a_rank_counts_its_own_share(tiny_checkpoint):
     folder, half = tiny_checkpoint(), TensorParallel(0, 2)
     size = plan_model(folder, parallel=half).num_bytes
-    assert size == num_bytes(load_model(folder, parallel=half))
+    assert size == bytes_of(load_model(folder, parallel=half))
     assert size < plan_model(folder).num_bytes
 
 
@@ -33,6 +33,5 @@ def test_no_weight_is_made_for_a_plan(tiny_checkpoint):
     file = folder / "config.json"
     sizes = {"hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 100}
     file.write_text(json.dumps(json.loads(file.read_text()) | sizes))
-    assert (
-        plan_model(folder, load_format="dummy").num_bytes > 2**44
-    )  # more than any test machine has
+    num_bytes = plan_model(folder, load_format="dummy").num_bytes
+    assert num_bytes > 2**44, "no test machine has as much"

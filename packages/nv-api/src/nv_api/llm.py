@@ -78,7 +78,7 @@ class LLM(PoolingMethods):
         """Complete prompts; the outputs are in the order of the prompts.
 
         Where they do not all fit at once, those with the largest max_tokens are admitted first:
-        the end of a list, when few sequences are left, takes less time so.
+        so the end of a list, when few sequences are left, is short.
 
         All prompts are checked before any work starts. After an error or Ctrl-C nothing of this
         call is left behind, and requests added before it are as they were.

@@ -53,7 +53,7 @@ def attention_backend(
 
     Raises:
         ValueError: an unknown name, a backend that cannot run on the device, a size below 1,
-            or heads that do not divide.
+            a dtype that queries cannot have, or heads that do not divide.
         NotImplementedError: a known backend that this version does not have.
     """
     if name != "auto" and name not in BACKENDS:
@@ -64,8 +64,10 @@ def attention_backend(
     for what, size in sizes.items():
         if size < 1:
             raise ValueError(f"{what} is {size}: it must be at least 1")
-    if not dtype.is_floating_point:
-        raise ValueError(f"dtype {dtype} is no floating-point dtype; give that of the queries")
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(
+            f"dtype is {dtype!r}: it must be the queries', a floating-point torch.dtype"
+        )
     if num_q_heads % num_kv_heads:
         raise ValueError(
             f"num_q_heads {num_q_heads} is not a multiple of num_kv_heads {num_kv_heads}; "

@@ -62,9 +62,10 @@ def odd_fp8(pairs):
 
 @triton.jit
 def both_fp8(pairs, CONVERT: tl.constexpr):
-    """Give the low and the high bytes of int16 pairs of e4m3 as fp16, times 2**-8.
+    """Give the low and the high bytes of int16 pairs of e4m3 as fp16.
 
-    CONVERT: by the conversion that cards have from sm_89 on, as the values themselves.
+    CONVERT: the values themselves, by an instruction that cards have from sm_89 on. Otherwise times
+    2**-8.
     """
     if not CONVERT:
         return even_fp8(pairs), odd_fp8(pairs)

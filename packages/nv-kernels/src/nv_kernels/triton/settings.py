@@ -31,8 +31,9 @@ class DecodeSettings:
         tile: keys a step of the loop.
         warps: of a program.
         stages: of the software pipeline; stages - 1 buffers.
-        num_resident: pieces counted on to run at once. Where the hardware fits in two more a
-            processor it spreads them unevenly, a quarter slower.
+        num_resident: pieces counted on to run at once. A kernel of which six fit a processor took
+            a quarter longer over four than one of which five fit; that they are spread unevenly
+            under programmatic launch is a guess.
         max_tiles: the most tiles of a piece where the card is full anyway.
         prefetch: tiles fetched into L2 before the wait for the kernel ahead.
         merge: partials merged at a time.
@@ -117,8 +118,7 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
     room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
     narrow = members <= 8  # 16 columns take twice the registers of 8
     # Wide heads take the registers that keys_first wants; so do 16 columns beside several blocks.
-    one_block = shape.block_size >= tile
-    early = dim <= 128 and (narrow or one_block)
+    early = dim <= 128 and (narrow or shape.block_size >= tile)
     if 8 * items <= processors:
         merge = min(32, room)
         return DecodeSettings(32, 2, 2, 3 * processors, prefetch=1, merge=merge, keys_first=early)
@@ -134,7 +134,7 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
         return DecodeSettings(
             tile,
             2,
-            2 if narrow or one_block else 3,
+            2,
             (4 if dim > 64 and narrow else 3) * processors,
             max_tiles=64,
             merge=min(4, room),
