@@ -7,6 +7,8 @@ import torch
 from nv_kernels.kv import KVLayout
 from nv_kernels.metadata import AttentionShape
 
+UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
+
 
 @dataclass(frozen=True)
 class Step:
@@ -103,7 +105,7 @@ def assert_attends(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
     assert actual.isfinite().all()
-    unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[expected.dtype]
+    unit = UNITS[expected.dtype]
     error = (actual.double() - expected.double()).norm()
     assert error <= 1.5 * unit * expected.double().norm() + 1e-12, (error, expected.norm())
     torch.testing.assert_close(actual, expected, rtol=4 * unit, atol=2 * unit)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from nv_kernels.attention import cpu
 from nv_kernels.attention.batch_invariant_torch import BatchInvariantTorchAttention
+from nv_kernels.attention.causal_mask import ALIGNMENT
+from torch.nn.functional import scaled_dot_product_attention
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -166,6 +168,38 @@ def test_groups_are_few_and_consecutive_blocks_are_not_copied():
     (part,) = backend.plan(alone).decodes
     assert part.slots == slice(7 * 16, 7 * 16 + 3000)
     assert part.mask is None
+
+
+def assert_aligned(mask):
+    """As a CUDA kernel of SDPA reads a mask: 16 bytes at once, from strides torch need not copy."""
+    assert mask.data_ptr() % 16 == 0
+    assert mask.stride(-1) == 1
+    assert all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1])
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "head_dim"), [((6, 2), 16), ((4, 2), 32), ((3, 3), 8)])
+def test_a_cuda_context_survives_since_masks_are_aligned(monkeypatch, heads, head_dim, dtype, seed):
+    masks = []
+
+    def attend(*args, attn_mask, **options):
+        masks.extend([] if attn_mask is None else [attn_mask])
+        return scaled_dot_product_attention(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr("nv_kernels.attention.torch.scaled_dot_product_attention", attend)
+    generator = torch.Generator().manual_seed(seed)
+    contexts = torch.randint(1, 301, (13,), generator=generator).tolist()
+    prompts = [(context, context) for context in contexts]
+    decodes = [(1, context) for context in contexts]
+    chunks = [(1 + context // 3, context) for context in contexts]
+    pair = [(96, 96), (93, 93)]
+    for lengths in (prompts, decodes, decodes + chunks, pair, [(700, 813)]):
+        masks.clear()
+        check(backend_of("torch", dtype, *heads, head_dim), lengths, dtype)
+        assert masks
+        for mask in masks:
+            assert_aligned(mask)
 
 
 def test_definition_is_dense_causal_attention():

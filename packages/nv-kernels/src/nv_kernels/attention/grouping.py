@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nv_kernels.attention.causal_mask import CausalMask, aligned_width
+
 if TYPE_CHECKING:
     from nv_kernels.metadata import AttentionMetadata
 
@@ -32,7 +34,8 @@ class Decodes:
         rows: where their queries lie in `Grouping.rows`; N of them.
         num_tokens: C, keys a sequence, padding included.
         slots: [N * C] of the cache, or a slice of it for one sequence in consecutive blocks.
-        mask: [N, 1, 1, C], 0 or -inf; None where nothing is padded.
+        mask: [N, 1, 1, C], 0 or -inf, each row aligned (`causal_mask`); None where nothing is
+            padded.
     """
 
     rows: slice
@@ -48,13 +51,12 @@ class Chunk:
     Attributes:
         rows: where its queries lie in `Grouping.rows`.
         slots: [C] of the cache, or a slice of it where the blocks are consecutive.
-        mask: [tile, M], 0 or -inf, M at least C: its bottom right corner of any size is the
-            causal mask of the last queries over the last keys. Shared by the step's chunks.
+        mask: the step's, for all its chunks.
     """
 
     rows: slice
     slots: torch.Tensor | slice
-    mask: torch.Tensor
+    mask: CausalMask
 
 
 @dataclass(frozen=True)
@@ -100,13 +102,13 @@ def group(metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> G
     decodes, chunks = [], []
     for members in _split(singles):
         rows = _append(order, members)
-        slots, mask = _padded(members, tables, block_size, dtype)
-        decodes.append(Decodes(rows, max(s.context_len for s in members), slots, mask))
-    corner = _corner(longer, dtype, tables.device)
+        slots, padding = _padded(members, tables, block_size, dtype)
+        decodes.append(Decodes(rows, max(s.context_len for s in members), slots, padding))
+    mask = _causal_mask(longer, dtype, tables.device)
     for sequence in longer:
         rows = _append(order, [sequence])
         slots = _slots(sequence, tables, block_size)
-        chunks.append(Chunk(rows, slots, corner))
+        chunks.append(Chunk(rows, slots, mask))
     rows_of_groups = None
     if order != list(range(int(metadata.query_start[-1]))):
         rows_of_groups = torch.tensor(order, dtype=torch.int64, device=tables.device)
@@ -164,8 +166,9 @@ def _padded(
     slots = (blocks * block_size + places % block_size).flatten()
     if all(s.context_len == longest for s in members):
         return slots, None
-    mask = torch.zeros(padding.shape, dtype=dtype, device=device)
-    return slots, mask.masked_fill_(padding, float("-inf"))[:, None, None]
+    mask = torch.zeros(len(members), 1, 1, aligned_width(longest), dtype=dtype, device=device)
+    mask = mask[..., :longest]  # [N, 1, 1, C]
+    return slots, mask.masked_fill_(padding[:, None, None], float("-inf"))
 
 
 def _slots(sequence: _Sequence, tables: torch.Tensor, block_size: int) -> torch.Tensor | slice:
@@ -180,10 +183,10 @@ def _slots(sequence: _Sequence, tables: torch.Tensor, block_size: int) -> torch.
     return slots.flatten()[: sequence.context_len]
 
 
-def _corner(sequences: list[_Sequence], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the mask [tile, M] of `Chunk`."""
+def _causal_mask(
+    sequences: list[_Sequence], dtype: torch.dtype, device: torch.device
+) -> CausalMask:
+    """Make the mask that a step's chunks share."""
     tile = min(MAX_TILE_QUERIES, max((s.query_len for s in sequences), default=0))
     width = max((s.context_len for s in sequences), default=0)
-    hidden = torch.ones(tile, width, dtype=torch.bool, device=device).triu(width - tile + 1)
-    mask = torch.zeros(tile, width, dtype=dtype, device=device)
-    return mask.masked_fill_(hidden, float("-inf"))
+    return CausalMask.make(tile, width, dtype, device)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from nv_kernels.attention.grouping import Grouping, group
+from nv_kernels.attention.grouping import MAX_TILE_QUERIES, Grouping, group
 from nv_kernels.kv import KVLayout
 
 if TYPE_CHECKING:
@@ -102,16 +102,15 @@ def _chunk(q: torch.Tensor, part: Chunk, kv: KVCache, scale: float) -> torch.Ten
     k = _take(kv.k, part.slots, q.dtype).transpose(0, 1)[None]  # [1, Hkv, C, D]
     v = _take(kv.v, part.slots, q.dtype).transpose(0, 1)[None]
     num_cached = k.shape[2] - q.shape[0]
-    tile, width = part.mask.shape
     outs = []
-    for start in range(0, q.shape[0], tile):
-        size = min(tile, q.shape[0] - start)
+    for start in range(0, q.shape[0], MAX_TILE_QUERIES):
+        size = min(MAX_TILE_QUERIES, q.shape[0] - start)
         seen = num_cached + start + size
         out = scaled_dot_product_attention(
             heads[:, :, start : start + size],
             k[:, :, :seen],
             v[:, :, :seen],
-            attn_mask=part.mask[tile - size :, width - seen :],
+            attn_mask=part.mask.of_last(size, seen),
             scale=scale * kv.k_scale,
             enable_gqa=True,
         )

@@ -102,9 +102,15 @@ def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> F
     form = choose(tokens, weight.shape[0], columns, gated)
     if isinstance(form, (Gemv, Library)):
         return form
-    if not is_hopper(x) or (isinstance(form, Slab) and gluon_module("slab") is None):
+    if not is_hopper(x) or (isinstance(form, Slab) and not _slab_fits(x, weight)):
         return Library()
     return form
+
+
+def _slab_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the bulk copy can read both, which asks for 16-byte aligned addresses."""
+    aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
+    return aligned and gluon_module("slab") is not None
 
 
 def product(

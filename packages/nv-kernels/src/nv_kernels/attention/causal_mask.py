@@ -1,0 +1,51 @@
+"""The causal masks of a step, as slices of one tensor.
+
+Owns how they lie in memory. A CUDA kernel of `scaled_dot_product_attention` reads 16 bytes of a
+mask at once: torch checks the strides that this needs and not the address, and a slice that starts
+elsewhere ends the process's CUDA context ("misaligned address").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+ALIGNMENT = 16
+"""Elements: rows of a mask start at multiples of it, which are 32 bytes in 16 bits."""
+
+
+def aligned_width(num_keys: int) -> int:
+    """Round a row of `num_keys` elements up to a multiple of ALIGNMENT."""
+    return -(-num_keys // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class CausalMask:
+    """Masks of up to `tile` queries over up to M keys.
+
+    Attributes:
+        values: [tile + ALIGNMENT - 1, W], 0 or -inf, W the `aligned_width` of M. The last row sees
+            all, each row above it one key less.
+    """
+
+    values: torch.Tensor
+
+    @classmethod
+    def make(cls, tile: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> CausalMask:
+        """Make the tensor of `values`: tile queries at most, over num_keys keys at most."""
+        rows, width = tile + ALIGNMENT - 1, aligned_width(num_keys)
+        hidden = torch.ones(rows, width, dtype=torch.bool, device=device).triu(width - rows + 1)
+        values = torch.zeros(rows, width, dtype=dtype, device=device)
+        return cls(values.masked_fill_(hidden, float("-inf")))
+
+    def of_last(self, num_queries: int, num_keys: int) -> torch.Tensor:
+        """Give the mask [num_queries, num_keys] of the last queries over the keys they may see.
+
+        A row and a column further up and left the same mask stands again, so the slice moves along
+        the diagonal to where its first column is aligned.
+        """
+        rows, width = self.values.shape
+        moved = (width - num_keys) % ALIGNMENT
+        last_row, first_key = rows - moved, width - num_keys - moved
+        return self.values[last_row - num_queries : last_row, first_key : first_key + num_keys]
