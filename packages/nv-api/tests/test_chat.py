@@ -1,3 +1,6 @@
+import copy
+from types import MappingProxyType
+
 import pytest
 
 USER = {"role": "user", "content": "hi"}
@@ -56,11 +59,236 @@ def test_text_parts_are_joined(scripted):
         llm.chat([{"role": "user", "content": [{"type": "image_url"}]}])
 
 
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+FORMS = {
+    "openai": "{% for m in messages %}<{{ m.role }}>{% for c in m.content %}[{{ c.text }}]"
+    "{% endfor %}{% endfor %}",
+    "either": "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for c in m.content %}[{{ c.text }}]{% endfor %}{% endif %}{% endfor %}",
+    "string": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("role", ["user", "system", "tool", "assistant"])
+@pytest.mark.parametrize(
+    ("form", "content", "shown"),
+    [
+        ("openai", "ab", "[ab]"),
+        ("openai", PARTS, "[a][b]"),
+        ("openai", ("a", "b"), "[a][b]"),
+        ("openai", [], ""),
+        ("openai", "", "[]"),
+        ("either", "ab", "ab"),
+        ("either", PARTS, "[a][b]"),
+        ("either", [], ""),
+        ("string", "ab", "ab"),
+        ("string", PARTS, "a\nb"),
+        ("string", [{"type": "text", "text": ""}, "a", ""], "a"),
+        (
+            "string",
+            [{"type": "output_text", "text": "a"}, {"refusal": "b", "type": "refusal"}],
+            "a\nb",
+        ),
+        ("string", [], ""),
+    ],
+)
+def test_b06_a_template_gets_the_form_of_content_that_it_reads(
+    scripted, form, role, content, shown
+):
+    messages = [{"role": role, "content": content}]
+    assert prompt_of(scripted(), messages, chat_template=FORMS[form]) == [f"<{role}>{shown}"]
+
+
+def test_b06_the_tokenizer_s_own_and_its_named_templates(scripted):
+    llm = scripted()
+    llm.tokenizer.chat_template = FORMS["openai"]
+    assert prompt_of(llm, [USER]) == ["<user>[hi]"]
+    llm.tokenizer.chat_template = {"default": FORMS["string"], "tool_use": FORMS["openai"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert prompt_of(llm, [USER]) == ["<user>hi"]
+    assert prompt_of(llm, [USER], tools=[tool]) == ["<user>[hi]"]
+    assert prompt_of(llm, [USER], chat_template="tool_use") == ["<user>[hi]"]
+
+
+def test_b06_the_form_can_be_given(scripted):
+    options = {"chat_template": FORMS["either"], "chat_template_content_format": "openai"}
+    assert prompt_of(scripted(), [USER], **options) == ["<user>[hi]"]
+    with pytest.raises(ValueError, match="chat_template_content_format is 'parts': it must be one"):
+        scripted().chat([USER], chat_template_content_format="parts")
+
+
+def test_b06_parts_are_printed_as_their_text(scripted):
+    loop = "{% for c in messages[1].content %}({{ c.text }}){% endfor %}"
+    messages = [{"role": "system", "content": PARTS}, USER]
+    assert prompt_of(
+        scripted(), messages, chat_template="{{ messages[0].content | trim }}" + loop
+    ) == ["a\nb(hi)"]
+
+
 def test_a_call_of_a_tool_stands_in_for_a_content(scripted):
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     assert prompt_of(scripted(), [USER, call]) == [
         HEAD + "<|im_start|>assistant\n<|im_end|>\n" + OPEN
     ]
+
+
+CALLS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}"
+    "{{ (m.function_call or '') | tojson }}{{ m.tool_calls is defined }}{% endfor %}"
+)
+
+
+class Model:
+    """What a pydantic model of a call has."""
+
+    def __init__(self, **fields):
+        self.fields = fields
+
+    def model_dump(self):
+        return self.fields
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parsed"),
+    [
+        ('{"city": "Oslo"}', '{"city": "Oslo"}'),
+        ({"city": "Oslo"}, '{"city": "Oslo"}'),
+        (MappingProxyType({"at": (1, 2)}), '{"at": [1, 2]}'),
+        ('{"code": "{\\"a\\": 1}"}', '{"code": "{\\"a\\": 1}"}'),
+        ("", "{}"),
+        (" ", "{}"),
+        (None, "{}"),
+        ("{}", "{}"),
+    ],
+)
+@pytest.mark.parametrize("kind", [dict, MappingProxyType, lambda call: Model(**call)])
+def test_b07_arguments_reach_the_template_as_an_object(scripted, kind, arguments, parsed):
+    function = {"name": "f", "arguments": arguments}
+    shown = '{"name": "f", "arguments": ' + parsed + "}"
+    calls = (kind({"id": "1", "function": function}), kind(function))
+    messages = [{"role": "assistant", "content": None, "tool_calls": calls}]
+    given = copy.deepcopy(function) if isinstance(arguments, dict | str) else function
+    assert prompt_of(scripted(), messages, chat_template=CALLS) == [
+        '{"id": "1", "function": ' + shown + "}" + shown + '""True'
+    ]
+    assert function == given
+    legacy = {"role": "assistant", "function_call": kind(function)}
+    assert prompt_of(scripted(), [legacy], chat_template=CALLS) == [shown + "False"]
+
+
+def test_b07_a_list_without_calls_is_left_out(scripted):
+    messages = [{"role": "assistant", "content": "a", "tool_calls": []}]
+    assert prompt_of(scripted(), messages, chat_template=CALLS) == ['""False']
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (
+            "{'a': 1}",
+            ValueError,
+            r"arguments is \"{'a': 1}\", which is not JSON .*: give a dict, or",
+        ),
+        ('{"a": NaN}', ValueError, "arguments is .* not JSON .it has NaN.: give a dict"),
+        ("[" * 99999, ValueError, "arguments is .* which is not JSON"),
+        (
+            "[1]",
+            ValueError,
+            r"arguments is '\[1\]': it must be a dict, or the JSON text of an object",
+        ),
+        ("null", ValueError, "arguments is 'null': it must be a dict"),
+        (5, ValueError, "arguments is 5: it must be a dict"),
+    ],
+)
+def test_b07_arguments_that_are_no_object_name_their_place(scripted, engine, call, error, match):
+    calls = [{"function": {"name": "f"}}, {"function": {"name": "f", "arguments": call}}]
+    where = r"message 1: tool_calls\[1\]\.function\."
+    with pytest.raises(error, match=where + match):
+        scripted().chat([USER, {"role": "assistant", "tool_calls": calls}])
+    with pytest.raises(error, match=f"conversation 0, {where}{match}"):
+        scripted().chat([[USER, {"role": "assistant", "tool_calls": calls}]])
+    assert engine.num_added == 0
+
+
+@pytest.mark.parametrize(
+    ("calls", "error", "match"),
+    [
+        ({"function": {"name": "f"}}, TypeError, "message 0: tool_calls is .*: it must be a list"),
+        ("f", TypeError, "tool_calls is 'f': it must be a list"),
+        ([5], TypeError, r"tool_calls\[0\] is 5: it must be a dict"),
+        ([{"function": 5}], TypeError, r"tool_calls\[0\].function is 5: it must be a dict"),
+        ([{"type": "custom", "custom": {}}], ValueError, "names no function: it must be"),
+        (
+            [{"function": {"arguments": "{}"}}],
+            ValueError,
+            r"\[0\].function is .* names no function",
+        ),
+    ],
+)
+def test_b07_what_is_no_call(scripted, calls, error, match):
+    with pytest.raises(error, match=match):
+        scripted().chat([{"role": "assistant", "tool_calls": calls}])
+
+
+ON = {"add_generation_prompt": False, "continue_final_message": True}
+TRIMS = "{% for m in messages %}<{{ m.role }}>\n{{ m.content | trim }}</>\n{% endfor %}"
+
+
+@pytest.mark.parametrize("role", ["assistant", "user"])
+@pytest.mark.parametrize(
+    ("content", "template", "end"),
+    [
+        ("The", FORMS["string"], "The"),
+        ("The ", FORMS["string"], "The "),
+        ("The ", TRIMS, "\nThe"),
+        ("  The\n", TRIMS, "\nThe"),
+        ("", TRIMS, "\n"),
+        (" \n", TRIMS, "\n"),
+        ("", FORMS["string"], ""),
+        ("hi", FORMS["string"], "hi"),
+        ("EndOfMessage1", TRIMS, "\nEndOfMessage1"),
+        ("CONTINUE_FINAL_MESSAGE_TAG ", TRIMS, "\nCONTINUE_FINAL_MESSAGE_TAG"),
+        (PARTS, FORMS["openai"], "[a][b"),
+        (PARTS, FORMS["string"], "a\nb"),
+        ([], FORMS["string"], ""),
+    ],
+)
+def test_b19_a_prompt_ends_with_the_final_message(scripted, role, content, template, end):
+    messages = [USER, {"role": role, "content": content}]
+    (prompt,) = prompt_of(scripted(), messages, chat_template=template, **ON)
+    assert prompt.partition(">")[2].partition(">")[2].removeprefix("\n<" + role + ">") == end
+
+
+@pytest.mark.parametrize(
+    ("template", "match"),
+    [
+        (FORMS["string"] + "({{ messages[-1].content }})", "prints the last message 2 times"),
+        (FORMS["either"] + "({{ messages | tojson }})", "prints the last message 2 times"),
+        ("{{ messages[0].content }}", "prints the last message 0 times"),
+        ("{{ messages[-1].content | upper }}", "prints the last message 0 times"),
+        ("{{ messages[-1].content | replace('T', 'D') }}", "changes the last message, 'The'"),
+        ("{{ messages[-1].content[1:] }}", "changes the last message, 'The'"),
+        ("{{ messages[-1].content[:3] }}", "prints the last message 0 times"),
+        ("{{ messages[-1].content }}{{ messages[-1].content | length }}", "changes the last"),
+    ],
+)
+def test_b19_a_template_that_cannot_be_continued_is_refused(scripted, engine, template, match):
+    messages = [USER, {"role": "assistant", "content": "The"}]
+    with pytest.raises(ValueError, match=match + ".*: pass another chat_template"):
+        scripted().chat(messages, chat_template=template, **ON)
+    assert engine.num_added == 0
+
+
+def test_b19_an_empty_message_that_the_template_leaves_out_is_refused(scripted):
+    template = "{% for m in messages if m.content %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+    with pytest.raises(ValueError, match="changes the last message, ''"):
+        scripted().chat([USER, {"role": "assistant", "content": ""}], chat_template=template, **ON)
+
+
+def test_b19_calls_after_the_text_are_refused(scripted):
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
+    with pytest.raises(ValueError, match="ends with calls of tools: take them out"):
+        scripted().chat([USER, called], **ON)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ METHODS = {
     "chat": (
         "messages, sampling_params=None, use_tqdm=True, lora_request=None, chat_template=None, "
         "add_generation_prompt=True, continue_final_message=False, tools=None, "
-        "chat_template_kwargs=None"
+        "chat_template_kwargs=None, chat_template_content_format='auto'"
     ),
     "classify": "prompts, use_tqdm=True, pooling_params=None, lora_request=None",
     "close": "",

@@ -1,14 +1,21 @@
 """Conversations: messages in, the prompt text of the checkpoint's chat template out.
 
-Owns how messages are checked and rendered; the template itself is the tokenizer's.
+Owns how messages are checked, brought to the form that the template reads, and rendered; the
+template itself is the tokenizer's.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
+
+from nv_api.content import checked_content, in_form
+from nv_api.continuation import continued
+from nv_api.template import ContentForm, content_form
+from nv_api.tool_calls import parsed_calls, parsed_function
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,6 +31,8 @@ TEMPLATE_ERRORS = (
     ValueError,
 )
 """What the expressions of a template raise; jinja passes them on as they are."""
+
+CONTENT_FORMATS = ("auto", "string", "openai")
 
 FORMS = "a list of {'role': …, 'content': …} dicts, or a list of such lists"
 
@@ -42,6 +51,7 @@ class Rendering:
     continue_final_message: bool = False
     tools: Sequence[dict[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] | None = None
+    chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
 
     def __post_init__(self) -> None:
         if self.add_generation_prompt and self.continue_final_message:
@@ -55,9 +65,19 @@ class Rendering:
             raise TypeError(
                 f"chat_template_kwargs is {self.chat_template_kwargs!r}: it must be a dict"
             )
+        if self.chat_template_content_format not in CONTENT_FORMATS:
+            raise ValueError(
+                f"chat_template_content_format is {self.chat_template_content_format!r}: it must "
+                f"be one of {', '.join(map(repr, CONTENT_FORMATS))}"
+            )
         tools = self.tools or ()
         if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
             raise TypeError(f"tools is {tools!r}: it must be a list of JSON schemas, each a dict")
+
+    def content_form_of(self, template: str) -> ContentForm:
+        """The form of content to give a template: the one asked for, or the one it reads."""
+        asked = self.chat_template_content_format
+        return content_form(template) if asked == "auto" else asked
 
 
 def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
@@ -65,7 +85,8 @@ def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
 
     Raises:
         TypeError: something that is no conversation or no message.
-        ValueError: an empty conversation, or a message without a role or a content.
+        ValueError: an empty conversation, a message without a role or a content, or a tool call
+            whose arguments are not a JSON object.
         NotImplementedError: a content that is not text.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
@@ -73,7 +94,13 @@ def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
         raise TypeError(f"messages is a {type(messages).__name__}: it must be {FORMS}{hint}")
     single = bool(messages) and isinstance(messages[0], Mapping)
     conversations = [messages] if single else messages
-    return [[_message(message) for message in _conversation(c)] for c in conversations]
+    return [
+        [
+            _message(message, f"message {i}" if single else f"conversation {number}, message {i}")
+            for i, message in enumerate(_conversation(conversation))
+        ]
+        for number, conversation in enumerate(conversations)
+    ]
 
 
 def render(
@@ -83,24 +110,41 @@ def render(
 
     Raises:
         ValueError: the tokenizer has no chat template and none was given, the template refuses
-            the conversation, or `chat_template_kwargs` has what is not the template's.
+            the conversation or does not end with the message to continue, or
+            `chat_template_kwargs` has what is not the template's.
     """
     if rendering.chat_template is None and not backend.chat_template:
         raise ValueError(
             "the tokenizer has no chat template: pass chat_template=…, or use generate with text"
         )
-    more = rendering.chat_template_kwargs or {}
-    _check_names(backend, more)
+    _check_names(backend, rendering.chat_template_kwargs or {})
+    tools: list[Any] | None = None if rendering.tools is None else [*rendering.tools]
+    with _template_errors():
+        template = backend.get_chat_template(rendering.chat_template, tools)
+        form = rendering.content_form_of(template)
+    shaped = [{**each, "content": in_form(each["content"], form)} for each in conversation]
+
+    def apply(messages: list[dict[str, Any]]) -> str:
+        with _template_errors():
+            text = backend.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=template,
+                add_generation_prompt=rendering.add_generation_prompt,
+                tokenize=False,
+                **(rendering.chat_template_kwargs or {}),
+            )
+        assert isinstance(text, str)
+        return text
+
+    return continued(shaped, apply) if rendering.continue_final_message else apply(shaped)
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    """Name the template in what it raises."""
     try:
-        text = backend.apply_chat_template(
-            conversation,
-            tools=None if rendering.tools is None else [*rendering.tools],
-            chat_template=rendering.chat_template,
-            add_generation_prompt=rendering.add_generation_prompt,
-            continue_final_message=rendering.continue_final_message,
-            tokenize=False,
-            **more,
-        )
+        yield
     except TemplateError as error:
         raise ValueError(f"the chat template does not take the conversation: {error}") from error
     except TEMPLATE_ERRORS as error:
@@ -108,8 +152,6 @@ def render(
             f"the chat template failed on these messages ({type(error).__name__}: {error}): mend "
             "it, or pass another as chat_template=…"
         ) from error
-    assert isinstance(text, str)
-    return text
 
 
 def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> None:
@@ -131,7 +173,7 @@ def _conversation(conversation: object) -> Sequence[Any]:
     return conversation
 
 
-def _message(message: object) -> dict[str, Any]:
+def _message(message: object, name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise TypeError(
             f"a message is a {type(message).__name__}: it must be a dict with 'role' and 'content'"
@@ -140,30 +182,22 @@ def _message(message: object) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         said = f"the role {role!r}" if "role" in message else "no 'role'"
         raise ValueError(f"the message {dict(message)!r} has {said}: give one, such as 'user'")
-    if content is None and message.get("tool_calls"):
-        content = ""  # OpenAI's way: what the assistant called stands in for what it said
+    called = _called(message, name)
+    if content is None and called:
+        content = ()  # OpenAI's way: what the assistant called stands in for what it said
     if content is None:
         raise ValueError(f"the message {dict(message)!r} has no 'content': give it a text")
-    return {**message, "content": _text(content)}
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": checked_content(content), **called}
 
 
-def _text(content: object) -> str:
-    """Text of a message, which may be given in OpenAI's parts: then a line each."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise TypeError(f"a message's content is {content!r}: it must be a text or a list of parts")
-    return "\n".join(map(_part, content))
-
-
-def _part(part: object) -> str:
-    if isinstance(part, Mapping) and part.get("type", "text") != "text":
-        raise NotImplementedError(
-            f"a message part of type {part['type']!r} is not built yet: only text is read"
-        )
-    text = part.get("text") if isinstance(part, Mapping) else part
-    if not isinstance(text, str):
-        raise TypeError(
-            f"a message part is {part!r}: it must be a text, or {{'type': 'text', 'text': …}}"
-        )
-    return text
+def _called(message: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The calls of a message, parsed; an empty list of them is left out, as in vLLM."""
+    called: dict[str, Any] = {}
+    if (calls := message.get("tool_calls")) is not None and (
+        parsed := parsed_calls(calls, f"{name}: tool_calls")
+    ):
+        called["tool_calls"] = parsed
+    if (call := message.get("function_call")) is not None:
+        called["function_call"] = parsed_function(call, f"{name}: function_call")
+    return called

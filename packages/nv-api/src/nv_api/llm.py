@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import ModelConfig, resolve
@@ -113,6 +113,8 @@ class LLM(PoolingMethods):
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of a list of them.
 
@@ -126,9 +128,14 @@ class LLM(PoolingMethods):
             continue_final_message: go on with the last message instead.
             tools: JSON schemas of functions that the template may list.
             chat_template_kwargs: more for the template, such as `{"enable_thinking": False}`.
+            chat_template_content_format: the form in which the template gets each content:
+                "string" (parts are joined, a line each), "openai" (parts), or "auto": the form
+                that the template reads.
 
         Raises:
-            ValueError: a message without role or content, no template for it, or as in `generate`.
+            ValueError: a message without role or content, a tool call whose arguments are not a
+                JSON object, no template for it, a template that cannot be continued, or as in
+                `generate`.
             TypeError: something that is no conversation.
         """
         _refuse_lora(lora_request)
@@ -138,6 +145,7 @@ class LLM(PoolingMethods):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
+            chat_template_content_format=chat_template_content_format,
         )
         prompts = [self._chat_prompt(c, rendering) for c in conversation_list(messages)]
         params = self._params_of(sampling_params, len(prompts))

@@ -1,0 +1,72 @@
+"""Content: what a message says, as a text or as OpenAI's list of parts.
+
+Owns the kinds of parts and both forms; never knows which one a template reads.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from nv_api.template import ContentForm
+
+TEXT_OF = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of parts that are texts, and the key of each that holds its text; as in vLLM."""
+
+PART = "a text, or {'type': 'text', 'text': …}"
+
+
+class Parts(list[dict[str, Any]]):
+    """Parts of a message, each {"type": "text", "text": …}.
+
+    Printed, they are their text: a template may go through the parts of one message and print the
+    content of another.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(part["text"] for part in self if part["text"])
+
+
+Content: TypeAlias = str | Parts
+
+
+def checked_content(content: object) -> Content:
+    """A content that a user gave, checked.
+
+    Raises:
+        TypeError: it is neither a text nor a list of parts.
+        NotImplementedError: a part that is not text.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise TypeError(f"a message's content is {content!r}: it must be a text or a list of parts")
+    return Parts(map(_part, content))
+
+
+def in_form(content: Content, form: ContentForm) -> Content:
+    """The content in the form that a template reads."""
+    if form == "string":
+        return str(content)
+    if form == "either":
+        return content or ""
+    return Parts([{"type": "text", "text": content}]) if isinstance(content, str) else content
+
+
+def _part(part: object) -> dict[str, Any]:
+    given = {"text": part} if isinstance(part, str) else part
+    if not isinstance(given, Mapping):
+        raise TypeError(f"a message part is {part!r}: it must be {PART}")
+    kind = given.get("type", "text")
+    if kind not in TEXT_OF:
+        raise NotImplementedError(
+            f"a message part of type {kind!r} is not built yet: only text is read"
+        )
+    text = given.get(TEXT_OF[kind])
+    if not isinstance(text, str):
+        raise TypeError(f"a message part is {part!r}: it must be {PART}")
+    return {**given, "type": "text", "text": text}

@@ -1,0 +1,81 @@
+"""Tool calls: what an assistant called, as chat templates read it.
+
+Owns the ways to write a call and its arguments; never looks at the rest of a message.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+FUNCTION = "{'name': …, 'arguments': …}"
+CALL = f"{{'type': 'function', 'function': {FUNCTION}}}"
+
+
+def parsed_calls(calls: object, name: str) -> list[dict[str, Any]]:
+    """Calls as plain dicts, their arguments parsed; what was given stays as it is.
+
+    Args:
+        calls: dicts, other mappings or pydantic models, each {"function": {"name", "arguments"}},
+            or, without "function", {"name", "arguments"}.
+        name: what errors call them.
+
+    Raises:
+        TypeError: something that is not a list of calls.
+        ValueError: a call without a name, or arguments that are not a JSON object.
+    """
+    if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+        raise TypeError(f"{name} is {calls!r}: it must be a list of calls, each {CALL}")
+    return [_call(call, f"{name}[{i}]") for i, call in enumerate(calls)]
+
+
+def parsed_function(function: object, name: str) -> dict[str, Any]:
+    """A function's name and parsed arguments, as a plain dict; raises as `parsed_calls` does."""
+    plain = _plain(function)
+    if not isinstance(plain, dict):
+        raise TypeError(f"{name} is {function!r}: it must be a dict, {FUNCTION}")
+    if not isinstance(plain.get("name"), str) or not plain["name"]:
+        raise ValueError(f"{name} is {plain!r} and names no function: it must be {FUNCTION}")
+    return {**plain, "arguments": _arguments(plain.get("arguments"), f"{name}.arguments")}
+
+
+def _call(call: object, name: str) -> dict[str, Any]:
+    plain = _plain(call)
+    if not isinstance(plain, dict):
+        raise TypeError(f"{name} is {call!r}: it must be a dict, {CALL}")
+    if "function" not in plain:
+        return parsed_function(plain, name)
+    return {**plain, "function": parsed_function(plain["function"], f"{name}.function")}
+
+
+def _arguments(given: object, name: str) -> dict[str, Any]:
+    """The object that arguments are, or that their JSON text spells; none are an empty object."""
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    try:
+        arguments = json.loads(given, parse_constant=_refuse) if isinstance(given, str) else given
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{name} is {given!r}, which is not JSON ({error}): give a dict, or the JSON text of "
+            "an object"
+        ) from error
+    if not isinstance(arguments, dict):
+        raise ValueError(
+            f"{name} is {given!r}: it must be a dict, or the JSON text of an object such as "
+            '\'{"city": "Oslo"}\''
+        )
+    return arguments
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"it has {constant}")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401  # whatever a user gave
+    """Mappings and pydantic models as dicts, lists and tuples as lists, all the way down."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: _plain(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
