@@ -60,6 +60,38 @@ def test_options_become_parameters(nv, engine, monkeypatch):
     ]
 
 
+def test_the_demo_chats_as_its_authors_recommend(nv, monkeypatch):
+    seen = []
+    stream = nv_api.llm.LLM._stream_chat
+
+    def note(self, messages, params):
+        seen.append((params.temperature, params.top_p, params.max_tokens))
+        return stream(self, messages, params)
+
+    monkeypatch.setattr(nv_api.llm.LLM, "_stream_chat", note)
+    given = ["--temperature", "0.7"], ["--top-p", "0.5", "--max-tokens", "3"], ["--model", "m"]
+    for options in [], *given:
+        nv("chat", *options, input="a\n")
+    assert seen == [(0.2, 0.9, 512), (0.7, 0.9, 512), (0.2, 0.5, 3), (1.0, 1.0, 512)]
+
+
+def test_an_answer_that_repeats_itself_is_stopped(nv, engine, monkeypatch):
+    seen = []
+    stream = nv_api.llm.LLM._stream_chat
+
+    def note(self, messages, params):
+        seen.append([message["content"] for message in messages])
+        return stream(self, messages, params)
+
+    monkeypatch.setattr(nv_api.llm.LLM, "_stream_chat", note)
+    engine.answers = [[40, *[39, 41] * 400], [39, 256]]
+    result = nv("chat", "--max-tokens", "900", input="one\ntwo\n")
+    assert (result.exit_code, result.stdout) == (0, "I" + "HJ" * 200 + "\nH\n")
+    assert result.stderr.count("(stopped: the answer repeats itself)") == 1
+    assert seen == [["one"], ["one", "IHJ", "two"]]
+    assert engine.running == []
+
+
 def test_chat_keeps_the_conversation_and_ends_with_its_input(nv, engine):
     hello = [72 - 33, 73 - 33, 256]
     engine.answers = [hello, hello]

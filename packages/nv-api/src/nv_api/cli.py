@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nv_api.repetition import repeated_end
+
 if TYPE_CHECKING:
     from nv_engine import SamplingParams
 
     from nv_api.llm import LLM
 
 DEMO = "demo"
+DEMO_CHAT = {"temperature": 0.2, "top_p": 0.9}
+"""How the demo model's authors sample its answers."""
+DEMO_COMPLETION = {"temperature": 0.0}
 DEMO_SENTENCE = (
     "No --model given: using the demo model, SmolLM2-135M-Instruct, which is small and often wrong."
 )
@@ -56,10 +61,16 @@ class Settings:
     ] = None
     temperature: Annotated[
         float | None,
-        typer.Option(help="0 takes the likeliest token.", show_default="the model's; demo: 0"),
+        typer.Option(
+            help="0 takes the likeliest token.",
+            show_default="the model's; demo: 0, in chat 0.2",
+        ),
     ] = None
     top_p: Annotated[
-        float | None, typer.Option(help="Mass of the likeliest tokens.", show_default="the model's")
+        float | None,
+        typer.Option(
+            help="Mass of the likeliest tokens.", show_default="the model's; demo: 1, in chat 0.9"
+        ),
     ] = None
     seed: Annotated[int | None, typer.Option(help="Makes the result repeatable.")] = None
     dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto"
@@ -71,14 +82,16 @@ class Settings:
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")] = False
 
     @contextmanager
-    def start(self, max_tokens: int) -> "Iterator[tuple[LLM, SamplingParams]]":
+    def start(
+        self, max_tokens: int, demo: dict[str, float]
+    ) -> "Iterator[tuple[LLM, SamplingParams]]":
         """The model, loaded, and how to sample; an error is one sentence, and the exit code 1.
 
-        The demo model is greedy unless told otherwise, and a sentence says that it is the demo;
-        others follow their own recommendation.
+        The demo model samples as `demo` says where the options do not, and a sentence says that
+        it is the demo; others follow their own recommendation.
         """
         with _errors_as_sentences():
-            given = self._sampling(max_tokens)
+            given = self._sampling(max_tokens, demo)
             if self.model is None:
                 typer.echo(DEMO_SENTENCE, err=True)
             from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
@@ -87,16 +100,17 @@ class Settings:
             with LLM(model, **{name: getattr(self, name) for name in ENGINE_OPTIONS}) as llm:
                 yield llm, replace(llm.get_default_sampling_params(), **given)
 
-    def _sampling(self, max_tokens: int) -> dict[str, Any]:
+    def _sampling(self, max_tokens: int, demo: dict[str, float]) -> dict[str, Any]:
         """The sampling parameters that were given, checked before a model is loaded."""
         from nv_engine import SamplingParams  # noqa: PLC0415  # imports torch: seconds
 
         named = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
-        if self.model in (None, DEMO) and self.temperature is None:
-            named["temperature"] = 0.0
-        given: dict[str, Any] = {n: value for n, value in named.items() if value is not None}
-        SamplingParams(max_tokens=max_tokens, **given)
-        return {"max_tokens": max_tokens, **given}
+        given: dict[str, Any] = {"max_tokens": max_tokens}
+        if self.model in (None, DEMO):
+            given |= demo
+        given |= {name: value for name, value in named.items() if value is not None}
+        SamplingParams(**given)
+        return given
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
@@ -137,7 +151,7 @@ def generate(
     max_tokens: MaxTokens = 64,
 ) -> None:
     """Complete each PROMPT and print it with its completion."""
-    with settings.start(max_tokens) as (llm, params):
+    with settings.start(max_tokens, DEMO_COMPLETION) as (llm, params):
         completions = [output.outputs[0] for output in llm.generate(prompts, params)]
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), 1):
             if len(prompts) == 1:
@@ -159,10 +173,13 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A first message that sets the tone.")] = None,
     max_tokens: MaxTokens = 512,
 ) -> None:
-    """Chat line by line; Ctrl-C stops an answer, /clear forgets, Ctrl-D or an empty line ends."""
+    """Chat line by line; Ctrl-C stops an answer, /clear forgets, Ctrl-D or an empty line ends.
+
+    An answer that repeats itself is stopped.
+    """
     first = [{"role": "system", "content": system}] if system else []
     messages = first
-    with settings.start(max_tokens) as (llm, params):
+    with settings.start(max_tokens, DEMO_CHAT) as (llm, params):
         answer: str | None = ""
         for line in iter(_read_line, ""):
             if line == FORGET:
@@ -179,14 +196,20 @@ def chat(
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:
     """Print an answer as it comes, up to its end or Ctrl-C, and return it.
 
-    None: the conversation cannot be answered, as it has outgrown the context; a sentence says so.
+    An answer that repeats itself ends too, and is returned without the repetition: read again, it
+    would go on. None: the conversation cannot be answered, as it has outgrown the context; a
+    sentence says so.
     """
-    pieces = []
+    answer = ""
     try:
         with closing(llm._stream_chat(messages, params)) as stream:
             for piece in stream:
-                pieces.append(piece)
+                answer += piece
                 typer.echo(piece, nl=False)
+                if surplus := repeated_end(answer):
+                    answer = answer[:-surplus]
+                    typer.echo(" (stopped: the answer repeats itself)", nl=False, err=True)
+                    break
     except KeyboardInterrupt:
         typer.echo(" (stopped)", nl=False, err=True)
     except ValueError as error:
@@ -194,7 +217,7 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
         typer.echo(f"nv: your last line is left out; {FORGET} forgets the conversation", err=True)
         return None
     typer.echo()
-    return "".join(pieces)
+    return answer
 
 
 def _read_line() -> str:
