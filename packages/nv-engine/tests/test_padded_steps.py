@@ -147,7 +147,9 @@ def test_a_padded_layout_holds_the_exact_one():
     for layout in (exact, padded):
         packed = upload(inputs.pack(chunks, layout, slots.padding), torch.int64, CPU)
         step = inputs.unpack(packed, layout)
-        rows = inputs.row_numbers(chunks, layout)
+        numbers = inputs.row_numbers(chunks, layout)
+        rows = [row for row, chunk in zip(numbers, chunks, strict=True) if chunk.samples]
+        assert step.slots_S[numbers].tolist() == [chunk.slot for chunk in chunks]
         assert step.drawn_slots_S[rows].tolist() == [3, 0]
         spare = set(range(layout.num_rows)) - set(rows)
         assert all(step.drawn_slots_S[row] == slots.padding for row in spare)

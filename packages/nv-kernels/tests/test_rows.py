@@ -93,6 +93,12 @@ def test_keep_tokens_in_a_ring(number) -> None:
     rows.keep_tokens(ids + 1, slots, last_token)
     assert last_token[slots].tolist() == (ids + 1).tolist()
     assert int(ring.count) == 5
+    ids[0] = -1
+    rows.keep_tokens(ids, slots, last_token, ring)
+    if not INTERPRETING:
+        torch.cuda.synchronize()
+    assert entries[5 % 3, :number].tolist() == ids.tolist()
+    assert last_token[slots].tolist() == ids.clamp(min=0).tolist()
 
 
 def test_definition_of_the_ring() -> None:
@@ -101,6 +107,9 @@ def test_definition_of_the_ring() -> None:
     reference.keep_tokens(ids, torch.tensor([2, 0]), last_token, ring)
     assert last_token.tolist() == [9, 0, 5, 0]
     assert (ring.entries.tolist(), int(ring.count)) == ([[0, 0, 0], [5, 9, 0]], 4)
+    reference.keep_tokens(torch.tensor([-1, 3]), torch.tensor([2, 0]), last_token, ring)
+    assert last_token.tolist() == [3, 0, 0, 0]  # what the row reads next must be a token
+    assert ring.entries[0].tolist() == [-1, 3, 0]
 
 
 @outer_only

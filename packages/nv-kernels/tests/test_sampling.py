@@ -1,6 +1,7 @@
 """The draw: its distribution, its filters, its independence of neighbours."""
 
 import itertools
+from dataclasses import replace
 
 import nv_kernels as nk
 import pytest
@@ -204,18 +205,55 @@ def test_masked_tokens_are_never_drawn(row):
     assert many(logits, 20, **row).unique().tolist() == [199]
 
 
+BROKEN = {
+    "nothing": lambda row: row.fill_(float("-inf")),
+    "nan": lambda row: row[row.argmin()].fill_(float("nan")),
+    "all nan": lambda row: row.fill_(float("nan")),
+    "infinity": lambda row: row[-1].fill_(float("inf")),
+    "infinities": lambda row: row[:2].copy_(torch.tensor([float("inf"), float("-inf")])),
+    "nan and infinity": lambda row: row[:2].copy_(torch.tensor([float("nan"), float("inf")])),
+}
+
+
 @pytest.mark.parametrize("row", ROWS, ids=str)
-@pytest.mark.parametrize(
-    "broken", [[float("-inf")] * 3, [0, float("nan"), 1], [0, 1, float("inf")]]
-)
-def test_a_row_with_nothing_to_draw_from_harms_nobody(row, broken):
-    good = torch.tensor([0.0, 3.0, 1.0])
-    both = nk.sample(torch.stack((torch.tensor(broken), good)), tensors([row, row]))
+@pytest.mark.parametrize("broken", BROKEN)
+@pytest.mark.parametrize("vocabulary", [3, 40000])  # of the second top-k reads a part
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_row_with_nothing_to_draw_from_gets_no_token_and_harms_nobody(
+    row, broken, vocabulary, mixed
+):
+    logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(3))
+    BROKEN[broken](logits[0])
+    rows = [row, row, {"temperature": 0.5, "top_p": 0.9}] if mixed else [row, row]
+    drawn = nk.sample(logits[[0, 1, 1][: len(rows)]], tensors(rows))
     alone = tensors([row], seeds=torch.tensor([1]), positions=torch.tensor([1]))
-    assert both[1] == nk.sample(good[None], alone)[0]
-    assert 0 <= both[0] < 3
-    if row.get("temperature") != 0:
-        assert both[0] == 0
+    assert drawn[0] == -1
+    assert drawn[1] == nk.sample(logits[1:], alone)[0]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("vocabulary", [130, 40000])
+def test_ids_past_the_bound_do_not_exist(row, vocabulary):
+    """Not if they were the likeliest, and not if they hold what is not a number."""
+    torch.manual_seed(0)
+    logits = torch.randn(20, vocabulary + 300)
+    logits[:, vocabulary:] += 30
+    logits[:5, vocabulary + 7] = float("nan")
+    rows = tensors([row] * 20)
+    bounded = nk.sample(logits, replace(rows, num_ids=vocabulary))
+    assert torch.equal(bounded, nk.sample(logits[:, :vocabulary].contiguous(), rows))
+
+
+def test_top_p_drops_a_token_whose_mass_above_is_the_limit_itself():
+    """Four logits in order, whose exponentials are equal in fp32: a quarter each, exactly."""
+    logits = torch.tensor([0.0, -1e-9, -2e-9, -3e-9])
+    assert many(logits, 300, top_p=0.5).unique().tolist() == [0, 1]
+    assert many(logits, 300, top_p=0.75).unique().tolist() == [0, 1, 2]
+
+
+def test_min_p_keeps_a_token_at_the_bound_itself():
+    logits = torch.stack([torch.tensor(0.0), torch.tensor(0.25).log()])
+    assert many(logits, 300, min_p=0.25).unique().tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e30])

@@ -1,5 +1,8 @@
 """The draw against its definition: same token, unless u lies within rounding of a boundary."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
@@ -164,18 +167,61 @@ def test_minus_infinity_is_never_drawn(setting):
 
 @on_device
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
-@pytest.mark.parametrize("bad", [-INF, float("nan"), INF])
-def test_rows_with_nothing_to_draw_from_give_token_zero(bad):
-    logits = some_logits(4, 300)
+@pytest.mark.parametrize(
+    ("setting", "dtype"), list(zip(SETTINGS, itertools.cycle(DTYPES), strict=False)), ids=str
+)
+def test_rows_with_nothing_to_draw_from_get_no_token(setting, dtype):
+    logits = some_logits(7, 4200, dtype)  # two chunks, two groups
     logits[1] = -INF
-    logits[2, 7] = bad
-    if bad == -INF:
-        logits[2] = bad
-    for setting in ((1.0, 0, 1.0, 0.0), (1.0, 0, 0.9, 0.0)):
-        tokens = sampling.sample(logits, params([setting] * 4))
-        assert tokens[1] == 0
-        assert tokens[2] == 0
-        assert ((tokens >= 0) & (tokens < 300)).all()
+    logits[2, 4100] = float("nan")
+    logits[3] = float("nan")
+    logits[4, 7] = INF
+    logits[5, 4096:] = INF
+    tensors = params([setting] * 7)
+    tokens = sampling.sample(logits, tensors)
+    assert tokens[1:6].tolist() == [-1] * 5
+    whole = torch.tensor([0, 6], device=DEVICE)
+    assert torch.equal(tokens[whole], sampling.sample(logits[whole], _rows(tensors, whole)))
+
+
+def _rows(tensors, rows):
+    fields = {name: value[rows] if isinstance(value, torch.Tensor) else value
+              for name, value in vars(tensors).items()}  # fmt: skip
+    return SamplingTensors(**fields)
+
+
+@on_device
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("num_ids", [259] if INTERPRETING else [4096, 4099, 150_000])
+def test_ids_past_the_bound_do_not_exist(setting, num_ids):
+    """Not if they were the likeliest, and not if they hold what is not a number."""
+    logits = some_logits(ROWS, num_ids + 253)
+    logits[:, num_ids:] = 40.0
+    logits[0, num_ids + 3] = float("nan")
+    tensors = params([setting] * ROWS)
+    tokens = sampling.sample(logits, replace(tensors, num_ids=num_ids))
+    narrow = logits[:, :num_ids].contiguous()
+    assert torch.equal(tokens, sampling.sample(narrow, tensors))
+
+
+@on_device
+def test_top_p_drops_a_token_whose_mass_above_is_the_limit_itself():
+    """Four logits in order, whose exponentials are equal in fp32: a quarter each, exactly."""
+    count = 16 if INTERPRETING else 256
+    logits = torch.tensor([0.0, -1e-9, -2e-9, -3e-9], device=DEVICE).repeat(count, 1)
+    for top_p, kept in ((0.5, {0, 1}), (0.75, {0, 1, 2})):
+        tokens = sampling.sample(logits, params([(1.0, 0, top_p, 0.0)] * count))
+        assert set(tokens.tolist()) == kept
+
+
+@on_device
+def test_min_p_keeps_a_token_at_the_bound_itself():
+    """At a temperature of log2(e) a logit of -1 is half as likely as one of 0, exactly."""
+    count = 16 if INTERPRETING else 256
+    logits = torch.full((count, 300), -INF, device=DEVICE)
+    logits[:, 3], logits[:, 299] = 0.0, -1.0  # of two tiles: neither's mass may be passed over
+    setting = (1.4426950408889634, 0, 1.0, 0.5)
+    assert set(sampling.sample(logits, params([setting] * count)).tolist()) == {3, 299}
 
 
 @on_device
@@ -272,9 +318,16 @@ KERNELS = [
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("index", range(len(KERNELS)))
 @pytest.mark.parametrize("dtype", ["*bf16", "*fp32"])
-def test_compiles_ahead_of_time(index, capability, dtype):
+@pytest.mark.parametrize("bounded", [False, True])
+def test_compiles_ahead_of_time(index, capability, dtype, bounded):
     kernel, more, constants, warps = KERNELS[index]
+    if bounded and "num_ids" not in kernel.arg_names:
+        pytest.skip("it has no bound")
     known = LOGITS | DRAW | more | {"logits": dtype}
+    if bounded:
+        known |= {"num_ids": "i32"}
+    elif "num_ids" in kernel.arg_names:
+        constants = constants | {"num_ids": None}
     types = {name: known[name] for name in kernel.arg_names if name in known}
     pointers = [
         name for name, kind in types.items() if kind.startswith("*") or name in {"stride", "V"}

@@ -3,10 +3,13 @@
 Owns nothing; names no tensor. A batch is a list of chunks: decoding is a chunk of one token.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from nv_engine.params import SamplingParams
+
+NO_TOKEN = -1
+"""In place of a drawn token: the row's logits hold NaN or infinity, or all are -inf."""
 
 
 class Admission(NamedTuple):
@@ -93,8 +96,11 @@ class StepResult(NamedTuple):
     """What came back."""
 
     token_ids: list[list[int]]
-    """token_ids[step][i], for the i-th chunk that samples."""
+    """token_ids[step][i], for the i-th chunk that samples; NO_TOKEN: there was nothing to draw."""
     logprobs: Mapping[int, Sequence[TokenLogprobs]] | None = None
     """By slot, one a step, of the sequences that asked for them; None if none did."""
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] | None = None
     """By slot: of the prompt tokens that follow the ones computed in this step."""
+    broken: Collection[int] = ()
+    """Slots whose chunk gave logits with NaN or infinity, though it drew nothing: of a chunk that
+    does not sample those of its last token, and those behind prompt log-probabilities."""

@@ -26,6 +26,8 @@ class SamplingTensors:
         positions: int64 position of the token to be drawn, low 32 bits used.
         all_greedy: host flag; every temperature is 0.
         any_filter: host flag; some row has top_k, top_p or min_p. False promises that none has.
+        num_ids: host number; ids from there on are never drawn, whatever their logits. None: all V
+            may be.
     """
 
     temperature: torch.Tensor
@@ -36,6 +38,7 @@ class SamplingTensors:
     positions: torch.Tensor
     all_greedy: bool
     any_filter: bool
+    num_ids: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ Owns the copies to the host and the wait for them. Never decides what is compute
 """
 
 from collections.abc import Mapping, Sequence
+from math import isnan
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nv_engine.batch import Chunk, StepResult, TokenLogprobs
+from nv_engine.batch import NO_TOKEN, Chunk, StepResult, TokenLogprobs
 from nv_engine.device.logprobs import RowLogprobs, TopLogprobs, plain
 from nv_engine.device.sampler import LogprobParts
 
@@ -50,6 +52,7 @@ class DeviceResult:
         logprobs: what `sample` returned for those who ask, [num_steps, rows, ...] each.
         asked: whose log-probabilities those are.
         prompt: of prompt tokens, [N, ...] each.
+        silent: slots of the rows that draw for nobody: they say whether what was computed is sound.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class DeviceResult:
         logprobs: LogprobParts = (),
         asked: AskedLogprobs = AskedLogprobs(),  # noqa: B008  it never changes
         prompt: PromptResult | None = None,
+        *,
+        silent: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._entries = entries
         self._rows = rows
@@ -66,6 +71,7 @@ class DeviceResult:
         self._prompt_parts = [_to_host(part) for part in prompt.top] if prompt else []
         self._asked = asked
         self._spans = prompt.spans if prompt is not None else ()
+        self._silent = silent
         self._event: torch.cuda.Event | None = None
         if entries[0].is_pinned():
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -76,14 +82,32 @@ class DeviceResult:
         if self._event is not None:
             self._event.synchronize()
         token_ids = [self._read(entry) for entry in self._entries]
+        broken = [slot for row, slot in self._silent.items() if self._entries[0][row] == NO_TOKEN]
         if not self._asked.rows and not self._spans:
-            return StepResult(token_ids)
-        return StepResult(token_ids, self._logprobs(), self._prompt_logprobs())
+            return StepResult(token_ids, broken=broken)
+        self._take_back(token_ids)
+        prompt_logprobs = self._prompt_logprobs()
+        for slot, tokens in (prompt_logprobs or {}).items():
+            if any(isnan(token.logprobs[0]) for token in tokens):
+                broken.append(slot)
+        return StepResult(token_ids, self._logprobs(), prompt_logprobs, broken)
 
     def _read(self, entry: Tensor) -> list[int]:
         last = self._rows[-1] + 1 if self._rows else 0
         values: list[int] = entry[:last].tolist()
         return values if last == len(self._rows) else [values[row] for row in self._rows]
+
+    def _take_back(self, token_ids: list[list[int]]) -> None:
+        """Let tokens whose log-probability is NaN be none.
+
+        A control, or the tokenizer's size, may have hidden the NaN from the draw.
+        """
+        if not self._asked.rows:
+            return
+        places = {row: place for place, row in enumerate(self._rows)}
+        own = self._logprob_parts[1][:, self._asked.rows, 0]  # [num_steps, rows that asked]
+        for step, index in own.isnan().nonzero().tolist():
+            token_ids[step][places[self._asked.rows[index]]] = NO_TOKEN
 
     def _logprobs(self) -> dict[int, RowLogprobs] | None:
         if not self._asked.rows:

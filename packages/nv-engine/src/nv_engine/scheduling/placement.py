@@ -99,14 +99,16 @@ class Placement:
             draft.appends.append(BlockAppend(sequence.slot, num_held, new_ids))
         return True
 
-    def note_logprobs(self, result: StepResult) -> None:
-        """Give the sequences what a step's result says of log-probabilities."""
+    def note(self, result: StepResult) -> None:
+        """Give the sequences what a step's result says besides the tokens."""
         for slot, tokens in (result.logprobs or {}).items():
             self.running[slot].logprobs = tokens
         for slot, tokens in (result.prompt_logprobs or {}).items():
             said = self.running[slot].prompt_logprobs
             assert said is not None, "nobody asked"
             said += tokens
+        for slot in result.broken:
+            self.running[slot].is_broken = True
 
     def burst(self, most: int) -> int:
         """How many decode steps, `most` at most, can run at once before anything is due.

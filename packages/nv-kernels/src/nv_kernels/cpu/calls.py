@@ -28,7 +28,7 @@ SIGNATURES = {
     "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
-    "greedy": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
+    "greedy": (*[_POINTER] * 2, *[_SIZE] * 3, _INT),
     "qk_norm_rope_store": (
         *(_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, *_CACHE),
         *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _INT),

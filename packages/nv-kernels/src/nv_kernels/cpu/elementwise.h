@@ -3,6 +3,8 @@
 // Each rounds where `nv_kernels.reference` rounds. A token is computed alone, from first element to
 // last.
 #pragma once
+#include <cmath>
+
 #include "vectors.h"
 
 constexpr int64_t WORTH_A_THREAD = 1 << 14;  // elements; below, waking another costs more
@@ -82,24 +84,31 @@ void silu_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int thre
     }
 }
 
-// The first of each row's highest elements; 0 in a row that holds what is not a number.
+// The first of each row's highest elements; -1 in a row that holds NaN or infinity, or -inf alone.
 template <typename T>
-void greedy(const T* logits, int64_t* ids, int64_t num_rows, int64_t size, int threads) {
+void greedy(const T* logits, int64_t* ids, int64_t num_rows, int64_t stride, int64_t size,
+            int threads) {
 #pragma omp parallel for num_threads(threads) if (num_rows * size > WORTH_A_THREAD)
     for (int64_t r = 0; r < num_rows; r++) {
-        const T* row = logits + r * size;
-        Vec most = splat(as_float(row[0]));
+        const T* row = logits + r * stride;
+        Vec most = splat(-INFINITY), infinite = splat(INFINITY);
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES) {
             Vec some = load(row + i);
+            some = some < infinite ? some : infinite;  // NaN counts as infinity
             most = some > most ? some : most;
         }
         float highest = most[0];
         for (int lane = 1; lane < LANES; lane++) highest = most[lane] > highest ? most[lane] : highest;
-        for (; i < size; i++) highest = as_float(row[i]) > highest ? as_float(row[i]) : highest;
+        for (; i < size; i++) {
+            float one = as_float(row[i]) < INFINITY ? as_float(row[i]) : INFINITY;
+            highest = one > highest ? one : highest;
+        }
+        ids[r] = -1;
+        if (!std::isfinite(highest)) continue;
         int64_t first = 0;
-        while (first < size && as_float(row[first]) != highest) first++;
-        ids[r] = first < size ? first : 0;
+        while (as_float(row[first]) != highest) first++;
+        ids[r] = first;
     }
 }
 

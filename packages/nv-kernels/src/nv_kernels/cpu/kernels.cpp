@@ -52,9 +52,9 @@ FOR_EACH_TYPE(ADD_RMS_NORM)
 FOR_EACH_TYPE(SILU_AND_MUL)
 
 #define GREEDY(T, name)                                                                           \
-    void greedy_##name(const T* logits, int64_t* ids, int64_t num_rows, int64_t size,             \
-                       int threads) {                                                             \
-        greedy(logits, ids, num_rows, size, threads);                                             \
+    void greedy_##name(const T* logits, int64_t* ids, int64_t num_rows, int64_t stride,           \
+                       int64_t size, int threads) {                                               \
+        greedy(logits, ids, num_rows, stride, size, threads);                                     \
     }
 FOR_EACH_TYPE(GREEDY)
 

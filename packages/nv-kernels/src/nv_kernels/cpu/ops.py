@@ -189,7 +189,11 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     call = kernel("greedy", logits.dtype)
     if call is None or not sampling.all_greedy:
         return reference.sample(logits, sampling)
-    logits = logits.contiguous()
-    ids = logits.new_empty(logits.shape[0], dtype=torch.int64)  # [R]
-    call(logits.data_ptr(), ids.data_ptr(), *logits.shape, torch.get_num_threads())
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    rows, width = logits.shape
+    ids = logits.new_empty(rows, dtype=torch.int64)  # [R]
+    num_ids = width if sampling.num_ids is None else sampling.num_ids
+    sizes = (rows, logits.stride(0), num_ids)
+    call(logits.data_ptr(), ids.data_ptr(), *sizes, torch.get_num_threads())
     return ids

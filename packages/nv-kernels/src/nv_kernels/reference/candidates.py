@@ -22,7 +22,7 @@ class Candidates:
         logits: [R, C * TILE].
         tiles: [R, C] which tile each TILE logits are.
         kth: [R, 1] the k-th highest logit of the row.
-        complete: [R] bool; no logit from kth upwards is missing, and the row holds no NaN.
+        complete: [R] bool; no logit from kth upwards is missing.
     """
 
     logits: torch.Tensor
@@ -59,4 +59,4 @@ def find(logits: torch.Tensor, k: int) -> Candidates | None:
     chosen = every[rows, tiles].flatten(1)  # [R, count * TILE]
     kth = chosen.topk(k, dim=-1).values[:, -1:]
     missed = best.values[:, -1:]
-    return Candidates(chosen, tiles, kth, ((missed < kth) & (best.values[:, :1] < torch.inf))[:, 0])
+    return Candidates(chosen, tiles, kth, (missed < kth)[:, 0])

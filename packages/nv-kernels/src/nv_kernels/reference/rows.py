@@ -110,12 +110,12 @@ def keep_tokens(
     """Remember what was drawn as each row's newest token, and send it on its way to the host.
 
     Args:
-        token_ids: [R] int64.
+        token_ids: [R] int64; -1 where nothing could be drawn: the row keeps token 0 then.
         slots: [R] int64 rows of `last_token`.
         last_token: [N] int64.
-        ring: where the step's tokens go besides; its count grows by one.
+        ring: where the step's tokens go besides, -1 as it is; its count grows by one.
     """
-    last_token[slots] = token_ids
+    last_token[slots] = token_ids.clamp(min=0)
     if ring is not None:
         entry = int(ring.count) % ring.entries.shape[0]
         ring.entries[entry, : token_ids.shape[0]] = token_ids

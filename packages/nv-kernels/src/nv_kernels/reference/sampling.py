@@ -29,7 +29,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Pick one token a row.
 
     A token at -inf is never drawn. A row that offers nothing to draw from (all -inf, or a NaN
-    or +inf among its logits) gets token 0 where it draws and any token where it is greedy.
+    or +inf among its logits) gets -1. Logits from `sampling.num_ids` on are not looked at.
 
     Args:
         logits: [R, V] fp32, bf16 or fp16.
@@ -38,8 +38,9 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     Returns:
         Token ids [R] int64.
     """
+    logits = logits[:, : sampling.num_ids]
     if sampling.all_greedy or bool((sampling.temperature == 0).all()):
-        return torch.cat([part.float().argmax(-1) for part in torch.split(logits, _step(logits))])
+        return torch.cat([_highest(part.float()) for part in torch.split(logits, _step(logits))])
     num_rounds = NUM_AHEAD if sampling.any_filter else 1
     u = uniforms(sampling.seeds, sampling.positions, 0, num_rounds)  # [R, num_rounds]
     step = _step(logits)
@@ -67,13 +68,20 @@ def _rows(sampling: SamplingTensors, rows: slice | torch.Tensor) -> SamplingTens
     )
 
 
+def _highest(logits: torch.Tensor) -> torch.Tensor:
+    """Take the lowest id of each row's maximum, or -1; a NaN is the maximum of its row."""
+    ids = logits.argmax(-1, keepdim=True)
+    return torch.where(logits.gather(1, ids).isfinite(), ids, -1)[:, 0]
+
+
 def _sample(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     greedy = sampling.temperature == 0
     if sampling.any_filter:
         drawn = _draw_by_k(logits, u, sampling)
     else:
         drawn = _draw(logits, None, u, sampling)
-    return torch.where(greedy, logits.argmax(-1), drawn) if bool(greedy.any()) else drawn
+    drawn = torch.where(logits.amax(-1).isfinite(), drawn, -1)
+    return torch.where(greedy, _highest(logits), drawn) if bool(greedy.any()) else drawn
 
 
 def _draw_by_k(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:

@@ -22,6 +22,7 @@ gdc_wait = tl.extra.cuda.gdc_wait
 
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-float("inf"))
+INFINITE = tl.constexpr(float("inf"))
 GROUP = tl.constexpr(32)  # tiles of a group: one program of the statistics
 
 
@@ -96,8 +97,14 @@ def draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS: tl.constexpr):
 
 
 @triton.jit
+def is_finite(highest):
+    """Whether a row can be drawn from, by its largest tile maximum."""
+    return (highest > NONE) & (highest < INFINITE)
+
+
+@triton.jit
 def greedy_token(row, tile_max, num_groups, V, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """The lowest id that holds the row's maximum."""
+    """The lowest id that holds the row's maximum; -1 where that is infinite."""
     maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
     highest = tl.max(tl.max(maxima, 1), 0)
     at = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -105,18 +112,19 @@ def greedy_token(row, tile_max, num_groups, V, GROUPS: tl.constexpr, TILE: tl.co
     tile = tl.minimum(tile, num_groups * GROUP - 1)
     logits = load_tile(row, tile, V, TILE).to(tl.float32)
     inner = tl.min(tl.where(logits == highest, tl.arange(0, TILE), TILE - 1), 0)
-    return tl.minimum(tile * TILE + inner, V - 1)
+    return tl.where(is_finite(highest), tile * TILE + inner, -1)
 
 
 @triton.jit
 def statistics_kernel(
     logits, temperature, tile_max, tile_mass,
-    stride, V, num_groups, TILE: tl.constexpr, ONCE: tl.constexpr, PDL: tl.constexpr,
+    stride, V, num_ids, num_groups, TILE: tl.constexpr, ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Maximum logit and sum of exp((x - maximum) / T) of each tile of a group.
 
     Programs go from the end of the vocabulary: what the LM head wrote last is still in L2. A
-    tile past the vocabulary gets -inf and 0.
+    tile past the vocabulary, or past num_ids if given, gets -inf and 0. One that holds a NaN or
+    infinity gets an infinite maximum: its mass is NaN, where a maximum passes over a NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     tiles = (num_groups - 1 - tl.program_id(1)) * GROUP + tl.arange(0, GROUP)
@@ -131,9 +139,12 @@ def statistics_kernel(
     else:
         x = tl.load(place, mask=ids < V, other=NONE)
     x = x.to(tl.float32)
+    if num_ids is not None:
+        x = tl.where(ids < num_ids, x, NONE)
     highest = tl.max(x, 1)
     base = tl.where(highest == NONE, 0.0, highest)
     mass = tl.sum(tl.exp2((x - base[:, None]) * scale), 1)
+    highest = tl.where(mass >= 0, highest, INFINITE)  # of a NaN neither
     tl.store(tile_max + row * (num_groups * GROUP) + tiles, highest)
     tl.store(tile_mass + row * (num_groups * GROUP) + tiles, mass)
 
@@ -141,7 +152,7 @@ def statistics_kernel(
 @triton.jit
 def pick_kernel(
     logits, temperature, seeds, positions, tile_max, tile_mass, out,
-    stride, V, num_groups, GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+    stride, V, num_ids, num_groups, GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program a row: the tile by its mass, then the token in it; greedy where T is 0."""
     row = tl.program_id(0).to(tl.int64)
@@ -152,13 +163,14 @@ def pick_kernel(
     scale = inverse_temperature(heat)
     u = uniform(tl.load(seeds + row), tl.load(positions + row), 0)
     line = logits + row * stride
+    end = V if num_ids is None else num_ids
     tile_max += row * (num_groups * GROUP)
     tile_mass += row * (num_groups * GROUP)
     if heat > 0:
         tile, rest, total = draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS)
-        x = load_tile(line, tile, V, TILE).to(tl.float32)
+        x = load_tile(line, tile, end, TILE).to(tl.float32)
         inner, _, _ = invert(tl.exp2((x - tl.max(x, 0)) * scale), rest, TILE)
-        token = tl.where(total > 0, tile * TILE + inner, 0)  # not so of a NaN
+        token = tl.where(total > 0, tile * TILE + inner, -1)  # not so of a NaN
     else:
-        token = greedy_token(line, tile_max, num_groups, V, GROUPS, TILE)
+        token = greedy_token(line, tile_max, num_groups, end, GROUPS, TILE)
     tl.store(out + row, token.to(tl.int64))

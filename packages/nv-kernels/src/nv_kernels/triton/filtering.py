@@ -30,6 +30,7 @@ from nv_kernels.triton.draw import (
     greedy_token,
     inverse_temperature,
     invert,
+    is_finite,
     load_tile,
     uniform,
 )
@@ -54,7 +55,7 @@ def _kept(values, mass, limit, min_p, FIRST: tl.constexpr):
 
 @triton.jit
 def _write_masses(
-    line, list_ptr, mass_ptr, first, end, V, highest, scale, limit, min_p,
+    line, list_ptr, mass_ptr, first, end, V, num_ids, highest, scale, limit, min_p,
     FIRST: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Write the kept mass of the tiles at [first, end) of the list, each at its tile's number."""
@@ -62,7 +63,8 @@ def _write_masses(
         loaded = ()
         for part in tl.static_range(AHEAD):
             step = start + part * STEP
-            loaded = loaded + (load_listed(line, list_ptr, step, end, V, STEP, TILE),)
+            read = load_listed(line, list_ptr, step, end, V, num_ids, STEP, TILE)
+            loaded = loaded + (read,)
         for part in tl.static_range(AHEAD):
             logits, tiles, there = loaded[part]
             values = logits.to(tl.float32)
@@ -80,7 +82,7 @@ def _load_masses(mass_ptr, keep, TILES: tl.constexpr):
 
 @triton.jit
 def _mass_above(
-    line, list_ptr, mass_ptr, keep, V, highest, scale, drawn, enough,
+    line, list_ptr, mass_ptr, keep, V, num_ids, highest, scale, drawn, enough,
     TILES: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, AHEAD: tl.constexpr,
     SPAN: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +98,7 @@ def _mass_above(
         while (first < count) & (above >= enough):
             end = tl.minimum(first + SPAN, count)
             _write_masses(
-                line, list_ptr, mass_ptr, first, end, V, highest, scale, drawn, 0.0,
+                line, list_ptr, mass_ptr, first, end, V, num_ids, highest, scale, drawn, 0.0,
                 False, STEP, TILE, AHEAD,
             )  # fmt: skip
             above = tl.sum(_load_masses(mass_ptr, keep, TILES), 0)
@@ -122,12 +124,16 @@ def _draw_token(
 def filter_kernel(
     logits, temperature, top_k, top_p, min_p, seeds, positions,
     tile_max, tile_mass, tile_list, kept_mass, bins, out,
-    stride, V, num_groups,
+    stride, V, num_ids, num_groups,
     GROUPS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw a row's token under its filters; greedy where T is 0."""
+    """Draw a row's token under its filters; greedy where T is 0.
+
+    V bounds the loads of many tiles, num_ids, if given, what may be drawn.
+    """
     row = tl.program_id(0).to(tl.int64)
+    end = V if num_ids is None else num_ids
     if PDL:
         gdc_launch()
         gdc_wait()
@@ -139,7 +145,7 @@ def filter_kernel(
     tile_mass += row * num_tiles
     heat = tl.load(temperature + row)
     if heat == 0:
-        token = greedy_token(line, tile_max, num_groups, V, GROUPS, TILE)
+        token = greedy_token(line, tile_max, num_groups, end, GROUPS, TILE)
         tl.store(out + row, token.to(tl.int64))
         return
     scale = inverse_temperature(heat)
@@ -152,13 +158,16 @@ def filter_kernel(
     inside = tiles < num_tiles
     maxima = tl.load(tile_max + tiles, mask=inside, other=NONE)
     highest = tl.max(maxima, 0)
+    if not is_finite(highest):
+        tl.store(out + row, tl.full((), -1, tl.int64))
+        return
     height = tl.exp2((maxima - highest) * scale)
     reached = inside & (height >= floor)
     lowest = tl.full((), NONE, tl.float32)
-    limited = (k > 0) & (k < V)
+    limited = (k > 0) & (k < end)
     if limited:
         lowest = kth_logit(
-            line, list_ptr, bins + row * BINS, maxima, reached, k, V, num_tiles,
+            line, list_ptr, bins + row * BINS, maxima, reached, k, V, num_ids, num_tiles,
             TILES, TILE, BINS, STEP, AHEAD,
         )  # fmt: skip
     u = uniform(seed, position, 0)
@@ -166,7 +175,7 @@ def filter_kernel(
         reached = reached & (maxima >= lowest)
         count = list_tiles(list_ptr, reached, TILES)
         _write_masses(
-            line, list_ptr, mass_ptr, 0, count, V, highest, scale, lowest, floor,
+            line, list_ptr, mass_ptr, 0, count, V, num_ids, highest, scale, lowest, floor,
             True, STEP, TILE, AHEAD,
         )  # fmt: skip
         tile, rest, total = invert(_load_masses(mass_ptr, reached, TILES), u, TILES)
@@ -174,14 +183,14 @@ def filter_kernel(
         tile, rest, total = draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS)
         mass = tl.load(tile_mass + tiles, mask=inside, other=0.0) * height
         tl.store(mass_ptr + tiles, mass, mask=inside)
-    token, drawn = _draw_token(line, tile, rest, V, scale, highest, lowest, floor, True, TILE)
+    token, drawn = _draw_token(line, tile, rest, end, scale, highest, lowest, floor, True, TILE)
     turn = 0
     # Then the largest logit lies above the drawn one, with a mass: the set shrinks every time.
-    searching = (p < 1) & (drawn < highest) & (total > 0)
+    searching = (p < 1) & (drawn < highest)
     while searching:
         keep = reached & (maxima > drawn)
         above = _mass_above(
-            line, list_ptr, mass_ptr, keep, V, highest, scale, drawn, SAFE * (p * total),
+            line, list_ptr, mass_ptr, keep, V, num_ids, highest, scale, drawn, SAFE * (p * total),
             TILES, TILE, STEP, AHEAD, SPAN,
         )  # fmt: skip
         searching = above >= p * total
@@ -189,6 +198,8 @@ def filter_kernel(
             turn += 1
             u = uniform(seed, position, turn)
             tile, rest, _ = invert(_load_masses(mass_ptr, keep, TILES), u, TILES)
-            token, drawn = _draw_token(line, tile, rest, V, scale, highest, drawn, 0.0, False, TILE)
+            token, drawn = _draw_token(
+                line, tile, rest, end, scale, highest, drawn, 0.0, False, TILE
+            )
             searching = drawn < highest
-    tl.store(out + row, tl.where(total > 0, token, 0).to(tl.int64))
+    tl.store(out + row, token.to(tl.int64))

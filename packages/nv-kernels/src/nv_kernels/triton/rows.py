@@ -127,7 +127,7 @@ def keep_tokens_kernel(
         inside = row < num_rows
         token = tl.load(token_ids_ptr + row, mask=inside, other=0)
         slot = tl.load(slots_ptr + row, mask=inside, other=0)
-        tl.store(last_token_ptr + slot, token, mask=inside)
+        tl.store(last_token_ptr + slot, tl.maximum(token, 0), mask=inside)
         if RING:
             tl.store(entry + row, token, mask=inside)
 
@@ -141,10 +141,10 @@ def keep_tokens(
     """Remember what was drawn as each row's newest token, and send it on its way to the host.
 
     Args:
-        token_ids: [R] int64.
+        token_ids: [R] int64; -1 where nothing could be drawn: the row keeps token 0 then.
         slots: [R] int64 rows of `last_token`.
         last_token: [N] int64.
-        ring: where the step's tokens go besides; its count grows by one.
+        ring: where the step's tokens go besides, -1 as it is; its count grows by one.
     """
     entries, count = (ring.entries, ring.count) if ring is not None else (token_ids, token_ids)
     sizes = tuple(ring.entries.shape) if ring is not None else (1, 1)

@@ -45,7 +45,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
         if sampling.all_greedy:
-            _greedy(logits, out)
+            _greedy(logits, sampling.num_ids, out)
         else:
             _draw(logits, _contiguous(sampling), out)
     return out
@@ -64,14 +64,15 @@ def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
     )
 
 
-def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
+def _greedy(logits: torch.Tensor, num_ids: int | None, out: torch.Tensor) -> None:
     rows, vocabulary = logits.shape
-    chunks = cdiv(vocabulary, CHUNK)
+    chunks = cdiv(vocabulary if num_ids is None else num_ids, CHUNK)
+    sizes = (logits.stride(0), vocabulary, num_ids, chunks)
     best = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
     best_id = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     options = dependent_launch(logits)
     chunk_argmax_kernel[(rows, chunks)](
-        logits, best, best_id, logits.stride(0), vocabulary, chunks, CHUNK, num_warps=4, **options
+        logits, best, best_id, *sizes, CHUNK, num_warps=4, **options
     )
     row_argmax_kernel[(rows,)](
         best, best_id, out, chunks, next_power_of_2(chunks), num_warps=1, **options
@@ -80,10 +81,11 @@ def _greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
 
 def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) -> None:
     rows, vocabulary = logits.shape
-    num_groups = cdiv(vocabulary, TILE * GROUP.value)
+    num_ids = sampling.num_ids
+    num_groups = cdiv(vocabulary if num_ids is None else num_ids, TILE * GROUP.value)
     groups = next_power_of_2(num_groups)
     tiles = groups * GROUP.value
-    sizes = (logits.stride(0), vocabulary, num_groups)
+    sizes = (logits.stride(0), vocabulary, num_ids, num_groups)
     options = dependent_launch(logits)
     make = partial(torch.empty, dtype=torch.float32, device=logits.device)
     num_tiles = num_groups * GROUP.value

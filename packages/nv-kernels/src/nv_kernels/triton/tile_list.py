@@ -31,15 +31,19 @@ def list_tiles(list_ptr, keep, TILES: tl.constexpr):
 
 
 @triton.jit
-def load_listed(line, list_ptr, start, end, V, STEP: tl.constexpr, TILE: tl.constexpr):
+def load_listed(line, list_ptr, start, end, V, num_ids, STEP: tl.constexpr, TILE: tl.constexpr):
     """STEP tiles from place `start` of the list on: (logits [STEP, TILE], tiles, which there are).
 
-    A place from `end` on has no tile; its logits are -inf, as those past the vocabulary.
+    A place from `end` on has no tile; its logits are -inf, as those past the vocabulary, or past
+    num_ids if given. That is no bound of the load: V divides what is loaded at once.
     """
     at = start + tl.arange(0, STEP)
     tiles = tl.load(list_ptr + at, mask=at < end, other=0)
     ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
     logits = tl.load(line + ids, mask=(at < end)[:, None] & (ids < V), other=NONE)
+    if num_ids is not None:
+        none = tl.full((), NONE, tl.float32).to(logits.dtype)
+        logits = tl.where(ids < num_ids, logits, none)
     return logits, tiles, at < end
 
 

@@ -59,7 +59,7 @@ def _kth_tile(keys, k, lowest, highest):
 
 @triton.jit
 def _kth_key(
-    line, list_ptr, bins_ptr, count, V, k, low, high,
+    line, list_ptr, bins_ptr, count, V, num_ids, k, low, high,
     BINS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """The k-th largest key of the listed tiles, known to lie in [low, high)."""
@@ -75,7 +75,8 @@ def _kth_key(
             loaded = ()
             for part in tl.static_range(AHEAD):
                 step = start + part * STEP
-                loaded = loaded + (load_listed(line, list_ptr, step, count, V, STEP, TILE),)
+                read = load_listed(line, list_ptr, step, count, V, num_ids, STEP, TILE)
+                loaded = loaded + (read,)
             for part in tl.static_range(AHEAD):
                 logits, _, there = loaded[part]
                 key = _order_key(logits)
@@ -95,7 +96,7 @@ def _kth_key(
 
 @triton.jit
 def kth_logit(
-    line, list_ptr, bins_ptr, maxima, reached, k, V, num_tiles,
+    line, list_ptr, bins_ptr, maxima, reached, k, V, num_ids, num_tiles,
     TILES: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr, STEP: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -111,5 +112,7 @@ def kth_logit(
     if k <= num_tiles:
         low = _kth_tile(keys, k, smallest, largest)
     count = list_tiles(list_ptr, reached & (keys >= low), TILES)
-    key = _kth_key(line, list_ptr, bins_ptr, count, V, k, low, largest + 1, BINS, STEP, TILE, AHEAD)
+    key = _kth_key(
+        line, list_ptr, bins_ptr, count, V, num_ids, k, low, largest + 1, BINS, STEP, TILE, AHEAD
+    )
     return _key_value(key, DTYPE)
