@@ -119,8 +119,6 @@ def damaged(folder, tmp_path):
         ("tokenizer_config.json", "{"),
         ("tokenizer_config.json", "[]"),
         ("tokenizer_config.json", json.dumps({"eos_token": 5})),
-        ("config.json", "{"),
-        ("config.json", "[]"),
     ],
 )
 def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content):

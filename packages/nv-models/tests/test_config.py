@@ -231,3 +231,20 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
 def test_rope_without_its_parameters(kind):
     with pytest.raises(ValueError, match="factor"):
         cos_sin_table(RopeConfig(1e4, kind, original_max_position_embeddings=64), 64, 8)
+
+
+def test_b03_the_tokenizers_eos_is_one_more_end(tiny_checkpoint, tmp_path):
+    config = json.loads((tiny_checkpoint("llama") / "config.json").read_text())
+
+    def ends(eos, *tokenizer_eos):
+        values = {k: v for k, v in config.items() if k != "eos_token_id"} | eos
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        return ModelConfig.from_path(tmp_path).ends(tokenizer_eos)
+
+    assert ends({"eos_token_id": [7, 5]}, 5, 9) == (7, 5, 9)
+    assert ends({"eos_token_id": 7}) == (7,)
+    assert ends({"eos_token_id": None}, 9) == (9,)
+    assert ends({}) == (2,)  # Llama's default
+    assert ends({}, 9) == (9,)
+    with pytest.raises(ValueError, match="the tokenizer's EOS has the id 999, but the vocabulary"):
+        ends({}, 999)

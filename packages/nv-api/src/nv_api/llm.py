@@ -57,15 +57,14 @@ class LLM(PoolingMethods):
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
         asked = keywords.parse(str(model), options)
         path = resolve(model, asked.engine.revision)
-        self._default_params = _default_params(path)  # first: it refuses what is not supported
-        backend = None
-        if not asked.skip_tokenizer_init:
-            source = asked.tokenizer or path
-            revision = asked.engine.revision
-            backend = load_tokenizer(source, mode=asked.tokenizer_mode, revision=revision)
-        self.tokenizer: PreTrainedTokenizerBase | None = backend
-        self._text = Tokenizer(backend) if backend is not None else None
-        self._engine = start_engine(replace(asked.engine, model=str(path)))
+        config = ModelConfig.from_path(path)  # first: it refuses what is not supported
+        self._default_params = _default_params(path, config)
+        self._text = None if asked.skip_tokenizer_init else _tokenizer(asked, path, config)
+        self.tokenizer: PreTrainedTokenizerBase | None = self._text.backend if self._text else None
+        ends = self._text.eos_token_ids if self._text else ()
+        self._engine = start_engine(
+            replace(asked.engine, model=str(path), tokenizer_eos_token_ids=ends)
+        )
         self._session = Session(self._engine, self._text)
 
     def generate(
@@ -261,12 +260,30 @@ def start_engine(config: EngineConfig) -> Engine:
     return Engine(config)
 
 
-def _default_params(path: Path) -> SamplingParams:
+def _tokenizer(asked: keywords.Options, path: Path, config: ModelConfig) -> Tokenizer:
+    """The model's tokenizer, or the one that `tokenizer=` gives it.
+
+    Raises:
+        ValueError: it has ids that the model has no embedding for; and as `load_tokenizer`.
+    """
+    source = asked.tokenizer or path
+    backend = load_tokenizer(source, mode=asked.tokenizer_mode, revision=asked.engine.revision)
+    text = Tokenizer(backend)
+    if text.num_ids > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {source} has {text.num_ids} token ids and the model of {path} has a "
+            f"vocabulary of {config.vocab_size}: give the tokenizer that the model was trained "
+            "with as tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
+        )
+    return text
+
+
+def _default_params(path: Path, config: ModelConfig) -> SamplingParams:
     """Sampling values that a checkpoint recommends; ours where it says nothing.
 
     Its max_new_tokens is max_tokens, as in vLLM, where nothing else is asked for.
     """
-    recommended = asdict(ModelConfig.from_path(path).generation)
+    recommended = asdict(config.generation)
     recommended["max_tokens"] = recommended.pop("max_new_tokens")
     try:
         return SamplingParams(**{n: v for n, v in recommended.items() if v is not None})

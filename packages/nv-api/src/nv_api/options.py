@@ -27,6 +27,8 @@ TOKENIZER = {
     "trust_remote_code": bool,
 }
 """Options that are not the engine's, and their kinds."""
+FROM_TOKENIZER = frozenset({"tokenizer_eos_token_ids"})
+"""The engine's options that the tokenizer decides, and no user gives."""
 PLACES = ("tokenizer", "revision")
 """Options that name a place, which none but a text can."""
 
@@ -120,7 +122,7 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     known = _canonical(options)
     _warn_of_promises(known)
     kinds = {field.name: field.type for field in fields(EngineConfig)} | TOKENIZER
-    del kinds["model"]
+    kinds = {name: kind for name, kind in kinds.items() if name not in {"model", *FROM_TOKENIZER}}
     alone = (known.get("tensor_parallel_size") or 1) == 1
     ignored = sorted(known.keys() & (NO_DIFFERENCE | FOR_RANKS if alone else NO_DIFFERENCE))
     for name in known.keys() - kinds.keys() - NO_DIFFERENCE:

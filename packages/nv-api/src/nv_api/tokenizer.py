@@ -3,6 +3,7 @@
 Owns the bytes of each token and which tokens are special; never decides what a prompt is.
 """
 
+import importlib.util
 import json
 import re
 from collections.abc import Sequence
@@ -13,13 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from nv_models.locate import TOKENIZER_FILES, download
 
+from nv_api.chat_templates import check_templates
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from nv_api.tokenizer_json import JSON, tokenizer_of_json
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+FILES = (JSON, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
+BESIDE = f"put the model's {JSON} beside them"
+NO_CLASS = "Couldn't instantiate the backend tokenizer"
+"""How transformers begins what it raises where it knows no class for the files."""
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
+"""The first line of tiktoken's files: a token in base64, and its rank."""
 KIND_FIELDS = ("model_type", "model_name", "tokenizer_class")
 MODES = ("auto", "hf")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -38,6 +46,8 @@ def load_tokenizer(
 ) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a folder or a hub name.
 
+    Where there is a tokenizer.json, it is the tokenizer, whatever class is named beside it.
+
     Args:
         source: a folder with tokenizer files, or a hub name.
         mode: "auto" or "hf": the checkpoint's own; no other mode is built.
@@ -47,8 +57,9 @@ def load_tokenizer(
         FileNotFoundError: a folder that is not there or has no tokenizer files, or a hub name that
             the hub and its cache do not have.
         NotImplementedError: another mode.
-        ValueError: files that are no tokenizer, a hub name that the hub does not know, or code of
-            the checkpoint's own, which is never run.
+        ValueError: files that are no tokenizer, or that need a library which is not there; a chat
+            template that is not Jinja; a hub name that the hub does not know; or code of the
+            checkpoint's own, which is never run.
     """
     if mode not in MODES:
         raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
@@ -59,12 +70,75 @@ def load_tokenizer(
                 f"the tokenizer {source} is no folder and no hub name: {REMEDY}"
             )
         path = _downloaded(str(source), revision)
-    elif not any((path / name).exists() for name in FILES):
-        raise FileNotFoundError(f"{path} holds no tokenizer (none of {', '.join(FILES)}): {REMEDY}")
+    if not (path / JSON).exists():
+        _check_readable(path)
+    with _Loading(source):
+        backend = tokenizer_of_json(path) if (path / JSON).exists() else _by_class(path)
+    check_templates(backend.chat_template, path)
+    return backend
+
+
+def _check_readable(folder: Path) -> None:
+    """Refuse a folder without tokenizer.json whose tokenizer could not be read, or not rightly.
+
+    Raises:
+        FileNotFoundError: it has no tokenizer files.
+        ValueError: they need a library that is not there, or do not say how a text is cut.
+    """
+    model = folder / "tokenizer.model"
+    tiktoken = [*sorted(folder.glob("*.tiktoken")), *sorted(folder.glob("tiktoken.model"))]
+    if model.exists():
+        with model.open("rb") as stream:
+            tiktoken += [model] if TIKTOKEN_LINE.fullmatch(stream.readline()) else []
+    if tiktoken:
+        raise ValueError(
+            f"{tiktoken[0]} is a file of tiktoken's, which does not say how a text is cut into "
+            f"words: put the model's {JSON} beside it, or {REMEDY}"
+        )
+    if not any((folder / name).exists() for name in FILES):
+        raise FileNotFoundError(
+            f"{folder} holds no tokenizer (none of {', '.join(FILES)}): {REMEDY}"
+        )
+    libraries = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
+    lacking = [name for name, module in libraries.items() if not _is_installed(module)]
+    others = any((folder / name).exists() for name in FILES if name not in {JSON, model.name})
+    if model.exists() and not others and lacking:
+        raise ValueError(
+            f"{model} is a SentencePiece model, which takes {' and '.join(lacking)} to read: "
+            f"pip install {' '.join(lacking)}, or put a {JSON} beside it"
+        )
+
+
+def _is_installed(module: str) -> bool:
+    """Whether a module is there, found without running it."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that holds it
+        return False
+
+
+def _by_class(folder: Path) -> "PreTrainedTokenizerBase":
+    """What transformers' class makes of older files, which say less than tokenizer.json.
+
+    Raises:
+        ValueError: vocab.json without a byte-level class for it: another one loses texts.
+    """
     from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import, and not always needed
 
-    with _Loading(source):
-        return AutoTokenizer.from_pretrained(path, config=_kind(path), trust_remote_code=False)
+    try:
+        backend: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            folder, config=_kind(folder), trust_remote_code=False
+        )
+    except ValueError as error:
+        if NO_CLASS not in str(error):
+            raise
+        raise ValueError(f"none of them says how a text is cut into words; {BESIDE}") from error
+    if (folder / "vocab.json").exists() and _decoder_name(backend) != "ByteLevel":
+        raise ValueError(
+            f"vocab.json is of a byte-level tokenizer, which {type(backend).__name__} is not; "
+            f"{BESIDE}"
+        )
+    return backend
 
 
 def _downloaded(name: str, revision: str | None) -> Path:
@@ -143,6 +217,17 @@ class Tokenizer:
         self._pieces: dict[bool, _Pieces] = {}
         self._texts: dict[int, str] = {}
         self.word_ids = lru_cache(NUM_WORDS)(self._word_ids)
+
+    @property
+    def num_ids(self) -> int:
+        """Token ids are below it."""
+        return 1 + max(self.backend.get_vocab().values(), default=-1)
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The id of the tokenizer's own EOS, if it has one."""
+        eos = self.backend.eos_token_id
+        return () if eos is None else (int(eos),)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text; with the tokenizer's own first and last tokens if asked."""

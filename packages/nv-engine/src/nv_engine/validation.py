@@ -125,8 +125,8 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: Model
         )
     if grammar is not None and not facts.eos_token_ids:
         raise ValueError(
-            "structured_outputs needs an EOS token, and the model's config.json and "
-            "generation_config.json name none: add eos_token_id there"
+            "structured_outputs needs an EOS token, and the tokenizer, config.json and "
+            "generation_config.json name none: add eos_token_id to config.json"
         )
 
 

@@ -7,7 +7,7 @@ Never: reads a weight, or is written to.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +74,8 @@ class ModelConfig:
         attention_bias: q, k, v and o have biases.
         mlp_bias: gate, up and down have biases.
         tie_word_embeddings: the head is the embedding.
-        eos_token_ids: any of them ends a sequence; empty if none is named.
+        eos_token_ids: any of them ends a sequence; empty if none is named. See `ends`.
+        names_eos: False if the files name none, so that they are the architecture's default.
         bos_token_id: None if there is none.
         dtype: of the checkpoint, or of a loaded model; None: the files decide.
         generation: recommended sampling values.
@@ -95,6 +96,7 @@ class ModelConfig:
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
+    names_eos: bool = True
     bos_token_id: int | None = None
     dtype: torch.dtype | None = None
     generation: GenerationDefaults = GenerationDefaults()
@@ -104,6 +106,27 @@ class ModelConfig:
         """Weights of a layer's products, over all ranks."""
         heads = 2 * self.num_q_heads + 2 * self.num_kv_heads
         return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+
+    def ends(self, tokenizer_eos: Iterable[int] = ()) -> tuple[int, ...]:
+        """Every id that ends a sequence: those of the files, and those of the tokenizer.
+
+        The architecture's default counts where neither names one.
+
+        Args:
+            tokenizer_eos: the tokenizer's own EOS; it may differ from what the files name, as
+                fine-tunes often change the one and leave the others.
+
+        Raises:
+            ValueError: an id past the vocabulary.
+        """
+        for token in (more := tuple(tokenizer_eos)):
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"the tokenizer's EOS has the id {token}, but the vocabulary is 0 .. "
+                    f"{self.vocab_size - 1}: give the model's own tokenizer"
+                )
+        own = self.eos_token_ids if self.names_eos or not more else ()
+        return tuple(dict.fromkeys((*own, *more)))
 
     @classmethod
     def from_path(cls, path: str | Path) -> "ModelConfig":
@@ -178,6 +201,7 @@ def model_config(
         mlp_bias=flag(values, "mlp_bias"),
         tie_word_embeddings=flag(values, "tie_word_embeddings"),
         eos_token_ids=eos_token_ids(raw, generation_eos, values),
+        names_eos=bool(eos_ids(raw) + generation_eos),
         bos_token_id=next(iter(token_ids(values, "bos_token_id")), None),
         dtype=DTYPES.get(str(named)),
         generation=generation,

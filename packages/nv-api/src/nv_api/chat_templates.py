@@ -1,0 +1,77 @@
+"""Chat templates: where a folder keeps them, and whether they are Jinja.
+
+Never renders one.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from jinja2 import TemplateSyntaxError
+from nv_models.fields import read_json
+
+Templates: TypeAlias = str | dict[str, str] | None
+"""One template, or several by name ("default", "tool_use", ...), or none."""
+
+
+def template_of(folder: Path) -> Templates:
+    """The chat templates of a folder.
+
+    chat_template.jinja and additional_chat_templates/NAME.jinja win over tokenizer_config.json's
+    `chat_template` (as in transformers), and that over chat_template.json, where older processors
+    keep it.
+
+    Raises:
+        ValueError: a `chat_template` that is neither a text nor a list of named texts.
+    """
+    alone = folder / "chat_template.jinja"
+    files = {"default": alone} if alone.exists() else {}
+    more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    files |= {file.stem: file for file in more}
+    if files:
+        texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        return texts["default"] if texts.keys() == {"default"} else texts
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        values = read_json(folder / name) if (folder / name).exists() else {}
+        if given := values.get("chat_template"):
+            return _checked(given, folder / name)
+    return None
+
+
+def _checked(given: object, file: Path) -> Templates:
+    """A text, or the named texts of a list of {"name": …, "template": …}."""
+    if isinstance(given, str):
+        return given
+    named: dict[Any, Any] = {}
+    if isinstance(given, list) and all(isinstance(each, Mapping) for each in given):
+        named = {each.get("name"): each.get("template") for each in given}
+    elif isinstance(given, Mapping):
+        named = dict(given)
+    if not named or not all(isinstance(text, str) for pair in named.items() for text in pair):
+        raise ValueError(
+            f"{file}: chat_template is {given!r}: it must be a text, or a list of objects with "
+            "name and template"
+        )
+    return named
+
+
+def check_templates(templates: Templates, source: Path | str) -> None:
+    """Refuse a template that could not be rendered whatever the messages.
+
+    Raises:
+        ValueError: one is not Jinja.
+    """
+    from transformers.utils import chat_template_utils  # noqa: PLC0415  # seconds to import
+
+    named = templates if isinstance(templates, dict) else {"default": templates}
+    for name, text in named.items():
+        try:
+            if text:
+                chat_template_utils._compile_jinja_template(text)  # as vLLM does
+        except TemplateSyntaxError as error:
+            which = "" if name == "default" else f" {name!r}"
+            raise ValueError(
+                f"the chat template{which} of {source} is not a Jinja template (line "
+                f"{error.lineno}: {error.message}): mend it there, or give the place of another "
+                "tokenizer with tokenizer=…"
+            ) from error

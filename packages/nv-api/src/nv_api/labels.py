@@ -1,0 +1,117 @@
+"""Labels: what a folder's files say about its tokenizer beside tokenizer.json.
+
+Owns the names of the special tokens (`eos_token` and its like), the tokens that were added after
+tokenizer.json was written, and which file wins. Never how a text is cut into tokens: tokenizer.json
+alone decides that, whatever class tokenizer_config.json names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nv_models.fields import read_json
+from tokenizers import AddedToken
+
+CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+EXTRA = ("additional_special_tokens", "extra_special_tokens")
+KEPT = (
+    "model_max_length",
+    "clean_up_tokenization_spaces",
+    "padding_side",
+    "truncation_side",
+    "model_input_names",
+)
+"""Of tokenizer_config.json's values, those that do not touch a token."""
+
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+"""Of an added token: how texts are searched for it, and whether it is left out of them."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Names of tokens, and values of transformers' tokenizer that do not touch a token.
+
+    Args:
+        special: the text of each named special token: {"eos_token": "<|im_end|>", ...}.
+        extra: texts of special tokens without a name of their own.
+        added: tokens that were added after tokenizer.json was written, by id.
+        values: keywords of transformers' tokenizer (`KEPT`).
+    """
+
+    special: Mapping[str, str]
+    extra: tuple[str, ...]
+    added: Mapping[int, AddedToken]
+    values: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Labels":
+        """Read a folder's files; each of them may lack.
+
+        Where two files name a token, transformers' order holds: special_tokens_map.json wins over
+        a tokenizer_config.json that has no `added_tokens_decoder` (an older one), else loses.
+
+        Raises:
+            ValueError: a file that is not JSON, or a token that is not a text.
+        """
+        config, names, added = (
+            read_json(folder / name) if (folder / name).exists() else {}
+            for name in (CONFIG, NAMES, ADDED)
+        )
+        is_older = "added_tokens_decoder" not in config
+        both = {**config, **names} if is_older else {**names, **config}
+        texts = {key: value for key, value in both.items() if key.endswith("_token")}
+        extra: list[str] = []
+        for key in EXTRA:
+            match both.get(key) or []:
+                case dict() as named:
+                    texts |= named
+                case list() as listed:
+                    extra += [_text(folder, key, token) for token in listed]
+                case other:
+                    raise ValueError(f"{folder / CONFIG}: {key} is {other!r}: it must be a list")
+        special = {
+            name: _text(folder, name, token)
+            for name, token in texts.items()
+            if token is not None and not isinstance(token, bool)  # add_bos_token is a flag
+        }
+        older = {
+            index: {"content": text, "special": text in {*special.values(), *extra}}
+            for text, index in added.items()
+        }
+        return cls(
+            special=special,
+            extra=tuple(extra),
+            added=_added(folder, config.get("added_tokens_decoder") or older),
+            values={key: config[key] for key in KEPT if config.get(key) is not None},
+        )
+
+
+def _text(folder: Path, name: str, token: object) -> str:
+    """The text of a token that may be written as a string or as an AddedToken's fields."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{folder / CONFIG} or {NAMES}: {name} is {token!r}: it must be a text, or an object "
+            "with a text as its content"
+        )
+    return text
+
+
+def _added(folder: Path, listed: Mapping[Any, Any]) -> dict[int, AddedToken]:
+    """Added tokens in the order of their ids.
+
+    Raises:
+        ValueError: an id that is not an integer.
+    """
+    added = {}
+    for index, token in listed.items():
+        if not str(index).isdecimal():
+            raise ValueError(
+                f"{folder / CONFIG} or {ADDED}: an added token has the id {index!r}: it must be an "
+                "integer from 0"
+            )
+        text = _text(folder, f"added token {index}", token)
+        flags = {} if isinstance(token, str) else {n: token[n] for n in FLAGS if n in token}
+        added[int(index)] = AddedToken(text, **flags)
+    return dict(sorted(added.items()))

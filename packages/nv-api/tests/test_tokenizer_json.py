@@ -1,0 +1,308 @@
+"""tokenizer.json is the tokenizer, whatever the files beside it say."""
+
+import json
+
+import pytest
+from nv_api.tokenizer import Tokenizer, load_tokenizer
+from tokenizers import Tokenizer as Words
+from tokenizers import processors
+
+TEXTS = [
+    "hello world, this is",
+    " hello  hello\n\n\tworld ",
+    "1234567890 3.14",
+    "don't DON'T naïve café",
+    "日本語 👩‍👩‍👧 \u0301e",
+    "<|im_start|>user\nhello<|im_end|>\n",
+    "a <|im_end|> b<think>c<|endoftext|>",
+    "def f(x):\n    return {'a': x}\n",
+    "</s><s> [INST] ▁hello",
+    "",
+]
+LABELS = [
+    None,
+    "LlamaTokenizerFast",
+    "LlamaTokenizer",
+    "CodeLlamaTokenizer",
+    "CodeLlamaTokenizerFast",
+    "GPT2Tokenizer",
+    "GPT2TokenizerFast",
+    "Qwen2Tokenizer",
+    "GemmaTokenizer",
+    "T5Tokenizer",
+    "BertTokenizerFast",
+    "PreTrainedTokenizerFast",
+    "PythonBackend",
+    "SomebodysTokenizer",
+]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A folder with a tokenizer.json, and the files beside it as given."""
+
+    def write(backend, labels=None, **files):
+        backend.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+        files = {"tokenizer_config": labels, **files}
+        for name, values in files.items():
+            if values is not None:
+                (tmp_path / f"{name}.json").write_text(json.dumps(values))
+        return tmp_path
+
+    return write
+
+
+def assert_is_its_json(folder):
+    """The tokenizer of a folder makes the same ids and texts as its tokenizer.json alone."""
+    backend, words = load_tokenizer(folder), Words.from_file(str(folder / "tokenizer.json"))
+    words.no_truncation()
+    words.no_padding()
+    ids = [encoding.ids for encoding in words.encode_batch(TEXTS)]
+    assert Tokenizer(backend).encode(TEXTS) == ids
+    assert backend.get_vocab() == words.get_vocab()
+    for each in ids:
+        assert backend.decode(each) == words.decode(each, skip_special_tokens=False)
+    return backend
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_b01_no_label_changes_a_word(written, request, kind, label, model_type):
+    config = {} if label is None else {"tokenizer_class": label}
+    files = {"config": {"model_type": model_type, "tokenizer_class": label}}
+    assert_is_its_json(written(request.getfixturevalue(kind), config, **files))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"add_prefix_space": True},
+        {"legacy": True},
+        {"legacy": False, "tokenizer_class": "LlamaTokenizer"},
+        {"split_special_tokens": True},
+        {"add_bos_token": True, "bos_token": "<|im_start|>"},
+        {"add_eos_token": True, "eos_token": "<|im_end|>"},
+        {"clean_up_tokenization_spaces": False},
+        {"eos_token": "hello"},
+        {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
+        {"fast_tokenizer_files": ["tokenizer.0.0.1.json"]},
+        {"added_tokens_decoder": {"258": {"content": "<|im_end|>", "rstrip": True}}},
+        {"added_tokens_decoder": {"7": {"content": "<|im_end|>", "special": True}}},
+    ],
+)
+def test_b01_no_value_of_the_config_changes_a_word(written, byte_level, values):
+    assert_is_its_json(written(byte_level, values))
+
+
+def test_b01_without_a_tokenizer_config(written, byte_level):
+    assert_is_its_json(written(byte_level))
+
+
+def test_b01_what_is_put_around_a_text_stands_in_tokenizer_json(written, byte_level, tmp_path):
+    folder = written(byte_level, {"add_bos_token": False, "bos_token": "<|im_start|>"})
+    words = Words.from_file(str(tmp_path / "tokenizer.json"))
+    words.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 257)]
+    )
+    words.save(str(tmp_path / "tokenizer.json"))
+    assert assert_is_its_json(folder)("hello").input_ids[0] == 257
+
+
+def test_b01_a_prompt_is_neither_cut_nor_filled_up(written, byte_level, tmp_path):
+    folder = written(byte_level)
+    words = Words.from_file(str(tmp_path / "tokenizer.json"))
+    words.enable_truncation(4)
+    words.enable_padding(pad_id=9, pad_token="[PAD]", length=300)
+    words.save(str(tmp_path / "tokenizer.json"))
+    backend = assert_is_its_json(folder)
+    assert [len(ids) for ids in Tokenizer(backend).encode(["abcdefgh", "a"])] == [8, 1]
+
+
+@pytest.mark.parametrize(
+    "token", ["<|im_end|>", {"content": "<|im_end|>", "lstrip": True, "__type": "AddedToken"}]
+)
+@pytest.mark.parametrize("place", ["tokenizer_config", "special_tokens_map"])
+def test_special_tokens_have_names(written, byte_level, token, place):
+    named = {"eos_token": token, "pad_token": "<|endoftext|>", "bos_token": None}
+    more = {"additional_special_tokens": ["<|im_start|>", {"content": "日本"}]}
+    backend = load_tokenizer(
+        written(byte_level, **{place: named | more, "config": {"model_type": "llama"}})
+    )
+    assert (backend.eos_token, backend.eos_token_id) == ("<|im_end|>", 258)
+    assert (backend.pad_token_id, backend.bos_token) == (256, None)
+    assert backend.extra_special_tokens == ["<|im_start|>", "日本"]
+    assert set(backend.all_special_tokens) == {
+        "<|im_end|>", "<|endoftext|>", "<|im_start|>", "日本",
+    }  # fmt: skip
+
+
+def test_an_older_special_tokens_map_wins_over_the_config(written, byte_level):
+    config, names = {"eos_token": "<|endoftext|>"}, {"eos_token": "<|im_end|>"}
+    older = load_tokenizer(written(byte_level, config, special_tokens_map=names))
+    assert older.eos_token == "<|im_end|>"
+    config["added_tokens_decoder"] = {"256": {"content": "<|endoftext|>", "special": True}}
+    newer = load_tokenizer(written(byte_level, config, special_tokens_map=names))
+    assert newer.eos_token == "<|endoftext|>"
+
+
+def test_other_values_of_the_config_are_kept(written, byte_level):
+    values = {"model_max_length": 77, "clean_up_tokenization_spaces": True, "padding_side": "left"}
+    backend = load_tokenizer(written(byte_level, values))
+    assert {name: getattr(backend, name) for name in values} == values
+
+
+def test_a_model_s_own_special_token_reaches_its_template(written, byte_level):
+    values = {"image_token": "<think>", "chat_template": "{{ image_token }}{{ eos_token }}"}
+    backend = load_tokenizer(written(byte_level, values | {"eos_token": "<|im_end|>"}))
+    assert backend.apply_chat_template([{"role": "user"}], tokenize=False) == "<think><|im_end|>"
+
+
+def test_a_name_of_a_token_that_is_not_there_is_left_out(written, byte_level):
+    folder = written(byte_level, {"eos_token": "<|im_end|>", "pad_token": "[PAD]"})
+    with pytest.warns(UserWarning, match=r"names pad_token '\[PAD\]', which tokenizer.json does"):
+        backend = assert_is_its_json(folder)
+    assert (backend.eos_token, backend.pad_token) == ("<|im_end|>", None)
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config", "added_tokens"])
+def test_tokens_added_later_keep_their_ids(written, byte_level, place):
+    size = len(byte_level)
+    added = {
+        "tokenizer_config": {"added_tokens_decoder": {str(size): {"content": "<tool>"}}},
+        "added_tokens": {"<tool>": size},
+    }
+    backend = load_tokenizer(
+        written(byte_level, **{place: added[place], "config": {"model_type": "llama"}})
+    )
+    assert backend("hello<tool>").input_ids == [*byte_level("hello").input_ids, size]
+
+
+def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
+    folder = written(byte_level, added_tokens={"<tool>": 9})
+    with pytest.raises(ValueError, match="gives '<tool>' the id 9, and the next id of"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "tokenizer.json is empty"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid",
+            "is a Git LFS pointer .*`git lfs pull`",
+        ),
+        (json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}), "has no tokens"),
+        ('{"model": {', "are no tokenizer .*EOF while parsing"),
+    ],
+)
+def test_b23_a_tokenizer_json_that_is_none(tmp_path, content, message):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_tokenizer(tmp_path)
+    assert "download them again" in str(error.value)
+
+
+JINJA = "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config", "chat_template"])
+def test_a_chat_template_in_json(written, byte_level, place):
+    backend = load_tokenizer(
+        written(byte_level, **{place: {"chat_template": JINJA}, "config": {"model_type": "llama"}})
+    )
+    assert backend.chat_template == JINJA
+
+
+def test_named_chat_templates(written, byte_level):
+    listed = [{"name": "default", "template": JINJA}, {"name": "tool_use", "template": "tools"}]
+    backend = load_tokenizer(written(byte_level, {"chat_template": listed}))
+    assert backend.chat_template == {"default": JINJA, "tool_use": "tools"}
+
+
+def test_template_files_win_over_the_config(written, byte_level, tmp_path):
+    folder = written(byte_level, {"chat_template": "old"}, chat_template={"chat_template": "older"})
+    (tmp_path / "chat_template.jinja").write_text(JINJA)
+    assert load_tokenizer(folder).chat_template == JINJA
+    more = tmp_path / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("tools")
+    assert load_tokenizer(folder).chat_template == {"default": JINJA, "tool_use": "tools"}
+
+
+@pytest.mark.parametrize("given", [5, [5], [{"name": "default"}], {"default": 5}])
+def test_a_chat_template_that_is_no_text(written, byte_level, given):
+    with pytest.raises(ValueError, match=r"tokenizer_config.json: chat_template is .* must be a"):
+        load_tokenizer(written(byte_level, {"chat_template": given}))
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for m in messages %}{{ m.content }", r"template of .*line 1: .*\): mend it there"),
+        ("\n{{ messages | martian }}", r"line 2: No filter named 'martian'"),
+        ([{"name": "rag", "template": "{% endif %}"}], r"the chat template 'rag' of "),
+    ],
+)
+def test_a_chat_template_that_is_not_jinja_is_refused_at_load(
+    written, byte_level, template, message
+):
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(written(byte_level, {"chat_template": template}))
+
+
+def test_a_template_may_mark_what_it_generates(written, byte_level):
+    body = "{% generation %}{{ m.content }}{% endgeneration %}{% break %}"
+    text = f"{{% for m in messages %}}{body}{{% endfor %}}"
+    assert load_tokenizer(written(byte_level, {"chat_template": text})).chat_template == text
+
+
+@pytest.fixture
+def older(byte_level, tmp_path):
+    """A folder with vocab.json and merges.txt, and no tokenizer.json."""
+    model = json.loads(byte_level.backend_tokenizer.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in model["merges"])
+    (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("label", ["GPT2Tokenizer", "Qwen2Tokenizer"])
+def test_b23_vocab_json_under_a_byte_level_class(older, label):
+    (older / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": label}))
+    backend = load_tokenizer(older)
+    assert backend.decode(backend("hello world 日本").input_ids) == "hello world 日本"
+
+
+@pytest.mark.parametrize("label", ["LlamaTokenizer", "LlamaTokenizerFast", "Unknown", None])
+def test_b23_vocab_json_under_another_class_is_refused(older, label):
+    """LlamaTokenizer makes an empty prompt of "hello world"."""
+    (older / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (older / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": label}))
+    with pytest.raises(ValueError, match=r"put the model's tokenizer\.json beside"):
+        load_tokenizer(older)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_config_beside_older_files(older, content):
+    (older / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"are no tokenizer .*: download them again"):
+        load_tokenizer(older)
+
+
+def test_b23_tokenizer_model_needs_sentencepiece(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
+    monkeypatch.setattr("nv_api.tokenizer._is_installed", lambda module: False)
+    with pytest.raises(ValueError, match="is a SentencePiece model") as error:
+        load_tokenizer(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}/tokenizer.model is a SentencePiece model, which takes sentencepiece and "
+        "protobuf to read: pip install sentencepiece protobuf, or put a tokenizer.json beside it"
+    )
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken", "tiktoken.model"])
+def test_b23_a_file_of_tiktoken_does_not_say_how_a_text_is_cut(tmp_path, name):
+    (tmp_path / name).write_bytes(b"IQ== 0\nIg== 1\n")
+    with pytest.raises(ValueError, match=f"{name} is a file of tiktoken's.*put the model's token"):
+        load_tokenizer(tmp_path)
