@@ -15,7 +15,7 @@ from pathlib import Path
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.gguf.header import read_header
 
-FORMAT = 1  # raise it when the contents change, and old folders are left alone
+FORMAT = 3  # raise it when the contents change, and old folders are left alone
 LINK = "model.gguf"
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", LINK)
 

@@ -7,6 +7,7 @@ Never: reads a weight.
 import numpy as np
 import torch
 
+from nv_models.checkpoint.gguf.ends import end_ids
 from nv_models.checkpoint.gguf.header import Header, Value
 from nv_models.checkpoint.gguf.section import AGAIN, Section
 from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype
@@ -50,7 +51,7 @@ def config_json(header: Header) -> dict[str, Value]:
         "attention_bias": "blk.0.attn_q.bias" in header.tensors,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": tokens.index("bos_token_id", vocab_size),
-        "eos_token_id": eos_token_ids(tokens, vocab_size),
+        "eos_token_id": end_ids(tokens, vocab_size),
         "dtype": str(float_dtype(header)).removeprefix("torch."),
     }
 
@@ -65,12 +66,6 @@ def matrix_shape(header: Header, name: str) -> tuple[int, int]:
             f"{header.file}: {name} has shape {list(shape)}, but must be a matrix; {AGAIN}"
         )
     return shape[0], shape[1]
-
-
-def eos_token_ids(tokens: Section, vocab_size: int) -> list[int]:
-    """End of text and end of turn, where they differ."""
-    ids = [tokens.index(key, vocab_size) for key in ("eos_token_id", "eot_token_id")]
-    return list(dict.fromkeys(index for index in ids if index is not None))
 
 
 def rope_parameters(sizes: Section, head_dim: int) -> dict[str, Value]:

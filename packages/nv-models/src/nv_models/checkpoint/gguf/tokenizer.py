@@ -5,6 +5,7 @@ words, which GGUF only names.
 Never: tokenizes.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import (
@@ -19,6 +20,8 @@ from tokenizers import (
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from nv_models.checkpoint.gguf.ends import KEYS as END_KEYS
+from nv_models.checkpoint.gguf.ends import SPM_EOS, end_texts
 from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section
 
@@ -27,9 +30,38 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-DIGITS_A_WORD = {"qwen2": "", "llama-bpe": "{1,3}", "llama3": "{1,3}", "llama-v3": "{1,3}"}
+LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
+"""Names of one way to cut text; its texts begin with BOS, and a word that is a token is one."""
+DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys(LLAMA3, "{1,3}")}
 PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "default")
 SPACE = "\u2581"
+NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+"""transformers' names of special tokens, and GGUF's."""
+SPM_IDS = {"bos": 1, "eos": SPM_EOS, "unk": 0}
+"""Those of a SentencePiece vocabulary that names none, as in llama.cpp."""
+UNUSED = (
+    "seperator_token_id",
+    "mask_token_id",
+    "cls_token_id",
+    "fim_pre_token_id",
+    "fim_suf_token_id",
+    "fim_mid_token_id",
+    "prefix_token_id",
+    "suffix_token_id",
+    "middle_token_id",
+)
+"""Keys of ids that no prompt and no end depends on."""
+KNOWN = frozenset(
+    (
+        *END_KEYS,
+        *UNUSED,
+        *(f"{key}_token_id" for key in NAMES.values()),
+        *("model", "pre", "tokens", "token_type", "scores", "merges"),
+        *("add_bos_token", "add_eos_token", "add_space_prefix"),
+        *("remove_extra_whitespaces", "precompiled_charsmap"),
+        *("add_sep_token", "token_type_count"),  # of encoders, and of pairs of texts
+    )
+)
 
 
 def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
@@ -46,26 +78,79 @@ def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
         raise ValueError(
             f"{header.file} has a tokenizer of kind {kind!r}; supported are {', '.join(builders)}"
         )
-    tokens = values.texts("tokens")
+    refuse_unknown(values)
+    tokens = token_list(values, header.tensors["token_embd.weight"].shape[0])
     tokenizer = builders[kind](values, tokens)
     add_special_tokens(tokenizer, values, tokens)
-    is_llama = kind == "llama" or values.value("pre") == "llama-bpe"
-    add_bos(tokenizer, values, tokens, default=is_llama)
-    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    named = {
-        f"{name}_token": tokens[index]
-        for name, key in names.items()
-        if (index := values.index(f"{key}_token_id", len(tokens))) is not None
-    }
+    special = special_ids(values, len(tokens), SPM_IDS if kind == "llama" else {})
+    is_llama = kind == "llama" or values.value("pre") in LLAMA3
+    surround(
+        tokenizer,
+        tokens,
+        bos=special.get("bos") if values.flag("add_bos_token", is_llama) else None,
+        eos=special.get("eos") if values.flag("add_eos_token", False) else None,
+    )
     make: Any = PreTrainedTokenizerFast  # untyped
     built: PreTrainedTokenizerFast = make(
         tokenizer_object=tokenizer,
-        chat_template=Section(header, "tokenizer").text("chat_template", "") or None,
+        chat_template=chat_templates(header),
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
-        **named,
+        **{f"{name}_token": tokens[index] for name, index in special.items()},
     )
     return built
+
+
+def refuse_unknown(values: Section) -> None:
+    """Raise ValueError for a key that would change tokens here, if it were read."""
+    prefix = f"{values.name}."
+    for key in values.header.metadata:
+        if key.startswith(prefix) and key.removeprefix(prefix) not in KNOWN:
+            raise ValueError(f"{values.header.file} holds {key}, which is not supported")
+    for key in ("remove_extra_whitespaces", "precompiled_charsmap"):
+        if values.value(key):
+            raise ValueError(
+                f"{values.header.file} holds {prefix}{key}, which is not supported: it changes a "
+                "text before it is cut"
+            )
+
+
+def token_list(values: Section, num_rows: int) -> list[str]:
+    """The tokens, by id: one for each of the embedding's `num_rows` rows, no two alike."""
+    tokens = values.texts("tokens")
+    if len(tokens) != num_rows:
+        raise values.error("tokens", tokens, f"{num_rows} strings, one per row of token_embd")
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    places: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if places.setdefault(token, index) != index:
+            expected = f"another token than tokens[{places[token]}]"
+            raise values.error(f"tokens[{index}]", token, expected)
+    for key in ("scores", "token_type"):
+        if values.value(key) is not None:
+            values.numbers(key, len(tokens))
+    for key in UNUSED:
+        values.index(key, len(tokens))
+    return tokens
+
+
+def special_ids(values: Section, count: int, defaults: Mapping[str, int]) -> dict[str, int]:
+    """The ids of the special tokens that have one, by transformers' names."""
+    given = {name: values.index(f"{key}_token_id", count) for name, key in NAMES.items()}
+    ids = {n: defaults.get(n) if index is None else index for n, index in given.items()}
+    return {name: index for name, index in ids.items() if index is not None and index < count}
+
+
+def chat_templates(header: Header) -> str | dict[str, str] | None:
+    """The chat template; where there are several, each by its name."""
+    values = Section(header, "tokenizer")
+    default = values.text("chat_template", "")
+    prefix = "tokenizer.chat_template."
+    named = [key.removeprefix(prefix) for key in header.metadata if key.startswith(prefix)]
+    if not named:
+        return default or None
+    texts = {name: values.text(f"chat_template.{name}") for name in named}
+    return {"default": default, **texts} if default else texts
 
 
 def byte_level_bpe(values: Section, tokens: list[str]) -> Tokenizer:
@@ -73,10 +158,10 @@ def byte_level_bpe(values: Section, tokens: list[str]) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = merges_in_order(values, vocabulary)
     pre = values.text("pre", "default")
-    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in {"llama-bpe", "llama3"}))
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in LLAMA3))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = word_splitter(pre)
+    tokenizer.pre_tokenizer = word_splitter(values, pre)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
@@ -94,7 +179,7 @@ def merges_in_order(values: Section, vocabulary: dict[str, int]) -> list[tuple[s
     return merges
 
 
-def word_splitter(pre: str) -> pre_tokenizers.PreTokenizer:
+def word_splitter(values: Section, pre: str) -> pre_tokenizers.PreTokenizer:
     """How a family cuts text into words before BPE, by `tokenizer.ggml.pre`.
 
     Raises:
@@ -110,7 +195,9 @@ def word_splitter(pre: str) -> pre_tokenizers.PreTokenizer:
         raw_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([words, raw_bytes])
     known = ", ".join([*PLAIN_PRE_TOKENIZERS, *DIGITS_A_WORD])
-    raise ValueError(f"tokenizer.ggml.pre {pre!r} is not supported; supported are {known}")
+    raise ValueError(
+        f"{values.header.file}: tokenizer.ggml.pre {pre!r} is not supported; supported are {known}"
+    )
 
 
 def sentencepiece_bpe(values: Section, tokens: list[str]) -> Tokenizer:
@@ -142,22 +229,32 @@ def merges_from_scores(vocabulary: dict[str, int], scores: list[float]) -> list[
 
 
 def add_special_tokens(tokenizer: Tokenizer, values: Section, tokens: list[str]) -> None:
-    """Control tokens are matched whole and left out of text; user-defined ones stay in it."""
-    if values.value("token_type") is None:
-        return
-    for token, kind in zip(tokens, values.numbers("token_type", len(tokens)), strict=True):
-        if kind == CONTROL:
+    """Control tokens are matched whole and left out of text; user-defined ones stay in it.
+
+    A token that ends a text is a control token, whatever its type.
+    """
+    given = values.value("token_type")
+    kinds = [0] * len(tokens) if given is None else values.numbers("token_type", len(tokens))
+    ends = end_texts(tokens)
+    for token, kind in zip(tokens, kinds, strict=True):
+        if kind == CONTROL or token in ends:
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif kind == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
 
 
-def add_bos(tokenizer: Tokenizer, values: Section, tokens: list[str], default: bool) -> None:
-    """Put the first token before every text, where the file asks for it."""
-    index = values.index("bos_token_id", len(tokens))
-    if index is None or not values.flag("add_bos_token", default):
+def surround(tokenizer: Tokenizer, tokens: list[str], bos: int | None, eos: int | None) -> None:
+    """Put BOS before every text and EOS after it, each where it has an id."""
+    if bos is None and eos is None:
         return
-    bos = tokens[index]
+    first = [] if bos is None else [tokens[bos]]
+    last = [] if eos is None else [tokens[eos]]
+
+    def around(text: str, kind: int) -> list[str]:
+        return [f"{piece}:{kind}" for piece in (*first, text, *last)]
+
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos}:0 $A:0", pair=f"{bos}:0 $A:0 {bos}:1 $B:1", special_tokens=[(bos, index)]
+        single=around("$A", 0),
+        pair=[*around("$A", 0), *around("$B", 1)],
+        special_tokens=[(tokens[index], index) for index in {bos, eos} if index is not None],
     )

@@ -1,0 +1,83 @@
+"""Which tokens of a GGUF file end a text.
+
+Owns: the keys that name one, and the texts by which llama.cpp knows the others (its
+`special_eog_ids`, github.com/ggml-org/llama.cpp, src/llama-vocab.cpp): files often name only one of
+a family's ends.
+Never: knows how a text is cut.
+"""
+
+from nv_models.checkpoint.gguf.section import Section
+
+KEYS = (
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+    "fim_pad_token_id",
+    "fim_rep_token_id",
+    "fim_sep_token_id",
+)
+TEXTS = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        # Of a file that is filled in: padding, a repository's name, the end of a file.
+        "<|fim_pad|>",
+        "<fim-pad>",
+        "<fim_pad>",
+        "<PAD>",
+        "[PAD]",
+        "<|fim_repo|>",
+        "<|repo_name|>",
+        "<fim-repo>",
+        "<REPO>",
+        "<reponame>",
+        "<|file_sep|>",
+    )
+)
+SPM_EOS = 2
+"""The EOS of a SentencePiece vocabulary that names none."""
+NOT_ENDS = (
+    ("<|end|>", {"<|return|>", "<|call|>"}),
+    ("<|end|>", {"<|calls|>", "<|flush|>"}),
+    ("</s>", {"<|tool_response>"}),
+)
+"""A text that ends only a part of an answer where the vocabulary has these others."""
+
+
+def end_texts(tokens: list[str]) -> frozenset[str]:
+    """The tokens that end a text by what they are called."""
+    found = TEXTS.intersection(tokens)
+    return found - {text for text, others in NOT_ENDS if others <= found}
+
+
+def end_ids(values: Section, vocab_size: int) -> list[int]:
+    """Every id that ends a text: those that `tokenizer.ggml` names first.
+
+    Raises:
+        ValueError: an id past the vocabulary, or a list of tokens that is not one.
+    """
+    named = [values.index(key, vocab_size) for key in KEYS]
+    tokens = values.texts("tokens")
+    if named[0] is None and values.text("model", "") == "llama" and vocab_size > SPM_EOS:
+        named[0] = SPM_EOS
+    texts = end_texts(tokens)
+    by_text = [index for index, token in enumerate(tokens) if token in texts]
+    return list(dict.fromkeys(index for index in (*named, *by_text) if index is not None))
