@@ -86,6 +86,18 @@ def test_greedy_text_equals_transformers(folder: Path) -> None:
     assert ours == expected
 
 
+def test_the_first_answer_in_bf16_is_sensible(folder: Path) -> None:
+    """With logits rounded to bf16 the two likeliest tokens tied, and French without end began."""
+    from nv_api import LLM, SamplingParams  # noqa: PLC0415
+
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    greedy_params = SamplingParams(temperature=0, max_tokens=16)
+    with LLM(str(folder), dtype="bfloat16", device="cpu", max_model_len=256) as llm:
+        (output,) = llm.chat(question, greedy_params, use_tqdm=False)
+    assert output.outputs[0].text == "The capital of France is Paris."
+    assert output.outputs[0].finish_reason == "stop"
+
+
 def test_digits_are_tokens_of_their_own(folder: Path) -> None:
     from transformers import AutoTokenizer  # noqa: PLC0415
 

@@ -131,10 +131,17 @@ def test_on_a_card(rows, columns, dtype):
     torch.testing.assert_close(whole.double(), truth, rtol=rtol, atol=rtol)
     biased = invariant.batch_invariant_linear(x, weight, bias)
     torch.testing.assert_close(biased.double(), truth + bias, rtol=rtol, atol=2 * rtol)
+    logits = invariant.batch_invariant_logits(x, weight)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), truth, rtol=3e-5, atol=3e-5)
+    if not INTERPRETING:  # which truncates
+        assert torch.equal(logits.to(dtype), whole)
     for tokens in (1, 2, 17, 65) if INTERPRETING else (*TOKENS, 129, 256, 257, 600):
         for start in (0, most - tokens):
             part, want = x[start : start + tokens], whole[start : start + tokens]
             assert torch.equal(invariant.batch_invariant_linear(part, weight), want), tokens
+            scores = invariant.batch_invariant_logits(part, weight)
+            assert torch.equal(scores, logits[start : start + tokens]), tokens
             partials = invariant.batch_invariant_partials(part, weight)
             assert torch.equal(summed(partials, dtype), want), (tokens, partials.shape)
 
@@ -172,9 +179,9 @@ def test_parts_depend_on_the_weight_alone():
 @pytest.mark.skipif(INTERPRETING, reason="compiles")
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize(("kind", "cut"), [("*bf16", invariant.HALF), ("*fp32", invariant.SINGLE)])
-@pytest.mark.parametrize("spread", [False, True])
-def test_compiles_ahead_of_time(spread, kind, cut, capability):
-    types = {"x": kind, "weight": kind, "bias": kind, "out": "*fp32" if spread else kind}
+@pytest.mark.parametrize("fp32_out", [False, True], ids=["product", "partials, logits"])
+def test_compiles_ahead_of_time(fp32_out, kind, cut, capability):
+    types = {"x": kind, "weight": kind, "bias": kind, "out": "*fp32" if fp32_out else kind}
     counts = dict.fromkeys(("M", "N", "parts_each"), "i32")
     constants = {
         "K": 3072, "COLUMNS": 512, "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n,

@@ -9,7 +9,7 @@ from ahead_of_time import assert_fits, compile_for
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
 from nv_kernels import chain, reference
 from nv_kernels.triton import chain as triton_chain
-from nv_kernels.triton import linear
+from nv_kernels.triton import linear, logits
 from nv_kernels.triton.dot import dot, dot_kernel
 from nv_kernels.triton.forms import TUNED, Dot, Gemv, Library, Slab, choose
 from nv_kernels.triton.gemv import gemv, gemv_kernel
@@ -131,6 +131,42 @@ def test_every_tuned_shape(tokens):
             assert error(linear.linear(x, weight), truth(x, weight)) < 4e-3
 
 
+def assert_unrounded(logits, x, weight):
+    """In fp32, and nearer to the truth than any rounding to 16 bits leaves it."""
+    assert logits.dtype == torch.float32
+    assert error(logits, truth(x, weight)) < 1e-5
+
+
+@on_device
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("tokens", [1, 2] if INTERPRETING else [1, 2, 3, 16, 64, 65, 256, 300])
+@pytest.mark.parametrize(
+    ("vocabulary", "columns"), [(100, 72), (128, 128)] + [(151_936, 1024)] * (not INTERPRETING)
+)
+def test_logits_are_not_rounded(vocabulary, columns, tokens, dtype):
+    x, weight = pair(tokens, vocabulary, columns, dtype)
+    assert_unrounded(logits.logits(x, weight), x, weight)
+
+
+@on_device
+@pytest.mark.parametrize(
+    ("vocabulary", "columns", "form"),
+    [(128, 256, Dot(16, 64, 64, 1, 3, True, 4)), (100, 128, Dot(32, 64, 64, 1, 2, False, 4))],
+)
+def test_logits_by_dots_are_not_rounded(vocabulary, columns, form, monkeypatch):
+    monkeypatch.setattr(logits, "form_for", lambda *_: form)
+    x, weight = pair(5, vocabulary, columns)
+    assert_unrounded(logits.logits(x, weight), x, weight)
+
+
+@on_device
+def test_logits_of_many_rows_are_rounded_where_that_was_chosen(monkeypatch):
+    monkeypatch.setattr(logits, "FP32_ROWS", 1)
+    x, weight = pair(2, 100, 72)
+    assert logits.logits(x, weight).dtype == x.dtype
+    assert logits.logits(x[:1], weight).dtype == torch.float32
+
+
 @on_device
 @pytest.mark.parametrize("tokens", [0, 1, 2] if INTERPRETING else [0, 1, 2, 9, 64, 300])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -219,6 +255,7 @@ def test_forms_of_unknown_shapes():
 
 KINDS = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "norm_weight": "*bf16", "bias": "*bf16",
          "residual": "*bf16", "eps": "fp32", "N": "i32", "M": "i32"}  # fmt: skip
+VOCABULARY = 151_936  # outputs of a head, which are fp32
 POINTERS = ("x", "weight", "out", "norm_weight", "residual", "bias", "N")
 
 
@@ -226,10 +263,13 @@ POINTERS = ("x", "weight", "out", "norm_weight", "residual", "bias", "N")
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("key", [key for key, form in TUNED.items() if isinstance(form, Gemv)])
 def test_gemv_compiles_ahead_of_time(key, capability):
-    tokens, _, _, columns, gated = key
+    tokens, _, rows, columns, gated = key
     form = TUNED[key]
+    types = {name: KINDS[name] for name in gemv_kernel.arg_names if name in KINDS}
+    if rows == VOCABULARY:
+        types["out"] = "*fp32"
     compiled = compile_for(
-        gemv_kernel, {name: KINDS[name] for name in gemv_kernel.arg_names if name in KINDS},
+        gemv_kernel, types,
         {"K": columns, "BLOCK_K": form.block_k, "ROWS": form.rows, "TOKENS": tokens,
          "NORM": True, "GATED": gated, "RESIDUAL": not gated, "BIAS": False, "EVEN": True,
          "PDL": capability >= 90},
@@ -249,7 +289,7 @@ def test_dot_compiles_ahead_of_time(key, capability):
     _, _, rows, columns, gated = key
     form = TUNED[key]
     types = {name: KINDS[name] for name in dot_kernel.arg_names if name in KINDS}
-    if form.split_k > 1:
+    if form.split_k > 1 or rows == VOCABULARY:
         types["out"] = "*fp32"
     compiled = compile_for(
         dot_kernel, types,

@@ -3,7 +3,9 @@
 import pytest
 import torch
 import transformers
+from nv_kernels.cpu.library import find_compiler
 from nv_models import load_model
+from safetensors.torch import load_file
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
@@ -76,3 +78,17 @@ def test_bf16_is_as_close_to_fp32_as_transformers(tiny_checkpoint, paged_runner,
         return ((logits - exact).norm() / exact.norm()).item()
 
     assert error(ours) < 1.25 * error(theirs)
+
+
+@pytest.mark.skipif(not find_compiler(), reason="without a C++ compiler logits are rounded")
+@pytest.mark.parametrize("tied", [False, True])
+def test_logits_are_fp32_and_not_rounded(tiny_checkpoint, tied):
+    folder = tiny_checkpoint("qwen3", dtype=torch.bfloat16, tie_word_embeddings=tied)
+    model = load_model(folder)
+    table = "model.embed_tokens" if tied else "lm_head"
+    weight = load_file(folder / "model.safetensors")[f"{table}.weight"]
+    hidden = torch.randn(5, model.config.hidden_size).bfloat16()
+    logits = model.logits(hidden)
+    assert logits.dtype == torch.float32
+    expected = hidden.double() @ weight.double().T
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-5)

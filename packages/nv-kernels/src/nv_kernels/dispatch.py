@@ -27,7 +27,9 @@ TRITON_OPS = {
     "silu_and_mul": "activation",
     "batch_invariant_silu_and_mul": "activation",
     "linear": "linear",
+    "logits": "logits",
     "batch_invariant_linear": "batch_invariant_linear",
+    "batch_invariant_logits": "batch_invariant_linear",
     "batch_invariant_partials": "batch_invariant_linear",
     "apply_rope": "rope_store",
     "store_kv": "rope_store",
@@ -48,8 +50,11 @@ CPU_OPS = (
     "silu_and_mul",
     "batch_invariant_silu_and_mul",
     "pack_weight",
+    "pack_head",
     "linear",
+    "logits",
     "batch_invariant_linear",
+    "batch_invariant_logits",
     "batch_invariant_partials",
     "apply_rope",
     "qk_norm_rope_store",
@@ -108,8 +113,11 @@ add_rms_norm = dispatched(reference.add_rms_norm)
 all_reduce_add_rms_norm = dispatched(reference.all_reduce_add_rms_norm)
 silu_and_mul = dispatched(reference.silu_and_mul)
 pack_weight = dispatched(reference.pack_weight)
+pack_head = dispatched(reference.pack_head)
 linear = dispatched(reference.linear)
+logits = dispatched(reference.logits)
 batch_invariant_linear = dispatched(reference.batch_invariant_linear)
+batch_invariant_logits = dispatched(reference.batch_invariant_logits)
 batch_invariant_silu_and_mul = dispatched(reference.batch_invariant_silu_and_mul)
 batch_invariant_partials = dispatched(reference.batch_invariant_partials)
 embedding = dispatched(reference.embedding)

@@ -29,4 +29,4 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, E] -> logits [R, V], the full vocabulary on every rank."""
+        """Hidden states [R, E] -> logits [R, V] fp32, the full vocabulary on every rank."""

@@ -108,5 +108,5 @@ class Decoder(CausalLM):
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, E] -> [R, V]."""
+        """[R, E] -> [R, V] fp32."""
         return self.lm_head.logits(hidden)

@@ -17,7 +17,7 @@ def pack_weights(model: nn.Module, head: Vocabulary, tied: bool) -> None:
     for module in model.modules():
         if isinstance(module, ColumnLinear | RowLinear):
             replace_weight(module, nk.pack_weight(module.weight))
-    head.head_weight = nk.pack_weight(head.weight)
+    head.head_weight = nk.pack_head(head.weight)
     if not tied:
         replace_weight(head, head.head_weight)
         head.head_weight = head.weight

@@ -46,7 +46,8 @@ def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., None] | None:
 
     Args:
         op: a name of SIGNATURES.
-        *dtypes: of its tensors; attention's are the queries' and the cache's.
+        *dtypes: of its tensors; attention's are the queries' and the cache's, a product's those of
+            what goes in and what comes out.
 
     Returns:
         A call that takes addresses and numbers, or None if there is none for these types.

@@ -1,4 +1,5 @@
-// What Python calls: each kernel for fp32 and bf16, attention over an fp8 cache too.
+// What Python calls: each kernel for fp32 and bf16, attention over an fp8 cache too, and a product of
+// bf16 that is not rounded.
 #include "attention.h"
 #include "elementwise.h"
 #include "layer.h"
@@ -12,19 +13,18 @@
 
 extern "C" {
 
-#define LINEAR(T, name)                                                                           \
-    void linear_##name(const T* x, const T* w, const T* bias, T* out, int64_t num_rows,           \
-                       int64_t num_outputs, int64_t num_columns, int threads) {                   \
-        linear(Product<T>{x, w, bias, out, num_outputs, num_columns}, num_rows, threads);         \
+#define LINEAR(op, T, O, name)                                                                    \
+    void op##_##name(const T* x, const T* w, const T* bias, O* out, int64_t num_rows,             \
+                     int64_t num_outputs, int64_t num_columns, int threads) {                     \
+        op(Product<T, O>{x, w, bias, out, num_outputs, num_columns}, num_rows, threads);          \
     }
-FOR_EACH_TYPE(LINEAR)
+LINEAR(linear, float, float, fp32_fp32)
+LINEAR(linear, bf16, bf16, bf16_bf16)
+LINEAR(linear, bf16, float, bf16_fp32)
+LINEAR(linear_tiles, bf16, bf16, bf16_bf16)
+LINEAR(linear_tiles, bf16, float, bf16_fp32)
 
 int may_use_tiles_bf16() { return may_use_tiles(); }
-
-void linear_tiles_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* out, int64_t num_rows,
-                       int64_t num_outputs, int64_t num_columns, int threads) {
-    linear_tiles(Product<bf16>{x, w, bias, out, num_outputs, num_columns}, num_rows, threads);
-}
 
 #define LAYER(T, name)                                                                            \
     void attention_input_##name(const Layer<T>* layer, const T* x, const T* residual, T* total,   \

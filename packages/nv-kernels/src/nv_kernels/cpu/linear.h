@@ -12,19 +12,19 @@
 constexpr int ROWS = 4, WEIGHTS = LANES == 16 ? 6 : 3;
 constexpr int64_t BLOCK_ROWS = 128;   // rows that stay in the second cache
 
-template <typename T>
+template <typename T, typename O = T>
 struct Product {
     const T* x;       // [rows, K]
     const T* w;       // [N, K]
     const T* bias;    // [N] or null
-    T* out;           // [rows, N]
+    O* out;           // [rows, N]
     int64_t num_outputs, num_columns;
 };
 
 // Rows m to m + MR by weights n to n + NR. FETCH: vectors of the next tile's weights to fetch for
 // each vector of these, from `next` on.
-template <int MR, int NR, int FETCH, typename T>
-inline void tile(const Product<T>& p, int64_t m, int64_t n, const T* next) {
+template <int MR, int NR, int FETCH, typename T, typename O>
+inline void tile(const Product<T, O>& p, int64_t m, int64_t n, const T* next) {
     const int64_t size = p.num_columns;
     const T *x = p.x + m * size, *w = p.w + n * size;
     Vec total[MR][NR] = {};
@@ -56,8 +56,8 @@ inline void tile(const Product<T>& p, int64_t m, int64_t n, const T* next) {
     }
 }
 
-template <int NR, int FETCH, typename T>
-inline void weights(const Product<T>& p, int64_t first, int64_t last, int64_t n) {
+template <int NR, int FETCH, typename T, typename O>
+inline void weights(const Product<T, O>& p, int64_t first, int64_t last, int64_t n) {
     const T *next = p.w + (n + NR) * p.num_columns, *end = next + NR * p.num_columns;
     int64_t m = first;
     for (; m + ROWS <= last; m += ROWS) {
@@ -78,8 +78,8 @@ inline void weights(const Product<T>& p, int64_t first, int64_t last, int64_t n)
     }
 }
 
-template <typename T>
-void linear(const Product<T>& p, int64_t num_rows, int threads) {
+template <typename T, typename O>
+void linear(const Product<T, O>& p, int64_t num_rows, int threads) {
     int64_t num_tiles = (p.num_outputs + WEIGHTS - 1) / WEIGHTS;
     for (int64_t first = 0; first < num_rows; first += BLOCK_ROWS) {
         int64_t last = std::min(first + BLOCK_ROWS, num_rows);

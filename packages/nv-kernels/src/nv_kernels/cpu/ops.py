@@ -33,13 +33,27 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
         The weight for `linear`: [N, K], or [N / 16, K / 32, 16, 16, 2], tiles of 16 outputs by 32
         columns whose rows hold two columns of each output.
     """
-    if weight.dtype == torch.float32 and kernel("linear", weight.dtype):
+    if weight.dtype == torch.float32 and kernel("linear", weight.dtype, weight.dtype):
         return weight.contiguous()
     outputs, columns = weight.shape
     if weight.dtype != torch.bfloat16 or outputs % 16 or columns % 32 or not has_tiles():
         return reference.pack_weight(weight)
     by_tile = weight.reshape(outputs // 16, 16, columns // 32, 16, 2)
     return by_tile.permute(0, 2, 3, 1, 4).contiguous()
+
+
+def pack_head(weight: torch.Tensor) -> torch.Tensor:
+    """Lay the head's weight out for `logits`: by tiles where there are any, else as it is stored.
+
+    Args:
+        weight: [V, E].
+
+    Returns:
+        The weight for `logits`; what oneDNN packs only where no kernel reads the weight.
+    """
+    packed = pack_weight(weight)
+    can_read = kernel("linear", weight.dtype, torch.float32) is not None
+    return weight.contiguous() if packed.is_mkldnn and can_read else packed
 
 
 def is_in_tiles(weight: torch.Tensor) -> bool:
@@ -82,18 +96,40 @@ def batch_invariant_partials(
     return batch_invariant_linear(x, weight, bias)
 
 
+def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply in fp32; see `nv_kernels.reference.logits`. By the kernels rows are independent.
+
+    Without them bf16 and fp16 are rounded: torch's products on a CPU give what goes in, and a
+    weight made fp32 at each step takes a small model twice the time.
+    """
+    product = _product(hidden, weight, None, torch.float32)
+    return reference.linear(hidden, weight).float() if product is None else product
+
+
+def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply; see `nv_kernels.reference.batch_invariant_logits`, and `logits` on rounding."""
+    product = _product(hidden, weight, None, torch.float32)
+    if product is None:
+        return reference.batch_invariant_linear(hidden, weight).float()
+    return product
+
+
 def _product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    """Multiply by the kernel, or None where it does not take this weight."""
+    """Multiply by the kernel into a dtype, x's by default; None where there is no kernel."""
     if weight.is_mkldnn or weight.dtype != x.dtype or not weight.is_contiguous():
         return None
-    call = kernel("linear_tiles" if is_in_tiles(weight) else "linear", x.dtype)
+    dtype = dtype or x.dtype
+    call = kernel("linear_tiles" if is_in_tiles(weight) else "linear", x.dtype, dtype)
     if call is None:
         return None
     x = x.contiguous()
     num_outputs = weight.shape[0] * (16 if is_in_tiles(weight) else 1)
-    out = x.new_empty(x.shape[0], num_outputs)  # [T, N]
+    out = x.new_empty(x.shape[0], num_outputs, dtype=dtype)  # [T, N]
     at_bias = None if bias is None else bias.data_ptr()
     sizes = (*out.shape, x.shape[1], torch.get_num_threads())
     call(x.data_ptr(), weight.data_ptr(), at_bias, out.data_ptr(), *sizes)

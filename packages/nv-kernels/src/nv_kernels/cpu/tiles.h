@@ -44,7 +44,8 @@ inline void shape_tiles(int64_t first_rows, int64_t second_rows) {
     _tile_loadconfig(&shapes);
 }
 
-inline void put_tile(const float* sums, int64_t num_rows, const bf16* bias, bf16* out,
+template <typename O>
+inline void put_tile(const float* sums, int64_t num_rows, const bf16* bias, O* out,
                      int64_t stride) {
     for (int64_t row = 0; row < num_rows; row++) {
         Vec v = load(sums + row * TILE_OUTPUTS);
@@ -55,8 +56,8 @@ inline void put_tile(const float* sums, int64_t num_rows, const bf16* bias, bf16
 
 // One or two tiles of rows (SECOND) by one or two tiles of outputs (WIDE). FETCH: weights come from
 // memory, and those that follow are asked for ahead.
-template <bool SECOND, bool WIDE, bool FETCH>
-inline void multiply_tiles(const Product<bf16>& p, int64_t m, int64_t n, int64_t first_rows,
+template <bool SECOND, bool WIDE, bool FETCH, typename O>
+inline void multiply_tiles(const Product<bf16, O>& p, int64_t m, int64_t n, int64_t first_rows,
                            int64_t second_rows) {
     constexpr int64_t AHEAD = 6 * TILE_SIZE;
     const int64_t size = p.num_columns, steps = size / TILE_COLUMNS, stride = size * 2;
@@ -89,8 +90,8 @@ inline void multiply_tiles(const Product<bf16>& p, int64_t m, int64_t n, int64_t
     alignas(64) float sums[TILE_ROWS * TILE_OUTPUTS];
     const bf16* bias = p.bias ? p.bias + n : nullptr;
     const bf16* next_bias = p.bias ? bias + TILE_OUTPUTS : nullptr;
-    bf16* out = p.out + m * p.num_outputs + n;
-    bf16* second = out + TILE_ROWS * p.num_outputs;
+    O* out = p.out + m * p.num_outputs + n;
+    O* second = out + TILE_ROWS * p.num_outputs;
     _tile_stored(0, sums, 64);
     put_tile(sums, first_rows, bias, out, p.num_outputs);
     if (WIDE) {
@@ -107,8 +108,8 @@ inline void multiply_tiles(const Product<bf16>& p, int64_t m, int64_t n, int64_t
     }
 }
 
-template <bool WIDE>
-inline void output_tiles(const Product<bf16>& p, int64_t first, int64_t last, int64_t n) {
+template <bool WIDE, typename O>
+inline void output_tiles(const Product<bf16, O>& p, int64_t first, int64_t last, int64_t n) {
     int64_t m = first;
     if (last - first >= 2 * TILE_ROWS) {
         shape_tiles(TILE_ROWS, TILE_ROWS);
@@ -126,7 +127,8 @@ inline void output_tiles(const Product<bf16>& p, int64_t first, int64_t last, in
 }
 
 // Rows by a weight of tiles; N a multiple of 16, K of 32.
-inline void linear_tiles(const Product<bf16>& p, int64_t num_rows, int threads) {
+template <typename O>
+inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int threads) {
     constexpr int64_t BLOCK = 256;  // rows that stay in the second cache
     int64_t num_pairs = (p.num_outputs / TILE_OUTPUTS + 1) / 2;
     for (int64_t first = 0; first < num_rows; first += BLOCK) {
@@ -149,6 +151,7 @@ inline void linear_tiles(const Product<bf16>& p, int64_t num_rows, int threads) 
 #else
 
 inline bool may_use_tiles() { return false; }
-inline void linear_tiles(const Product<bf16>&, int64_t, int) {}
+template <typename O>
+inline void linear_tiles(const Product<bf16, O>&, int64_t, int) {}
 
 #endif

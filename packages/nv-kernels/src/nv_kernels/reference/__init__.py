@@ -15,6 +15,7 @@ from nv_kernels.reference.linear import (
     linear,
     pack_weight,
 )
+from nv_kernels.reference.logits import batch_invariant_logits, logits, pack_head
 from nv_kernels.reference.norm import add_rms_norm, rms_norm
 from nv_kernels.reference.rope import apply_rope, qk_norm_rope_store
 from nv_kernels.reference.rows import decode_rows, keep_tokens, prompt_rows
@@ -27,6 +28,7 @@ __all__ = [
     "apply_rope",
     "attention",
     "batch_invariant_linear",
+    "batch_invariant_logits",
     "batch_invariant_partials",
     "batch_invariant_silu_and_mul",
     "copy_blocks",
@@ -34,6 +36,8 @@ __all__ = [
     "embedding",
     "keep_tokens",
     "linear",
+    "logits",
+    "pack_head",
     "pack_weight",
     "prompt_rows",
     "qk_norm_rope_store",

@@ -132,6 +132,19 @@ def batch_invariant_linear(
     return _launch(x, weight, bias, spread=False)
 
 
+def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Score each token of the vocabulary, bitwise the same whatever the other rows are.
+
+    Args:
+        hidden: [R, E].
+        weight: [V, E], in hidden's dtype.
+
+    Returns:
+        [R, V] fp32, accumulated in fp32.
+    """
+    return _launch(hidden, weight, None, spread=False, dtype=torch.float32)
+
+
 def batch_invariant_partials(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -149,7 +162,12 @@ def batch_invariant_partials(
 
 
 def _launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, spread: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    spread: bool,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     (tokens, columns), rows = x.shape, weight.shape[0]
@@ -159,7 +177,7 @@ def _launch(
     parts = cdiv(columns, steps * cut.block_k)  # none is empty
     programs = parts if spread else 1
     if programs == 1:
-        out = torch.empty(tokens, rows, dtype=x.dtype, device=x.device)
+        out = torch.empty(tokens, rows, dtype=dtype or x.dtype, device=x.device)
     else:
         out = torch.empty(programs, tokens, rows, dtype=torch.float32, device=x.device)
     if tokens:

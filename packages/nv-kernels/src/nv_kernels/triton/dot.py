@@ -106,7 +106,14 @@ def dot_kernel(
         tl.store(out + place, sums.to(dtype), mask=mask)
 
 
-def dot(form: Dot, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+def dot(
+    form: Dot,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Multiply tokens by a weight.
 
     Args:
@@ -114,16 +121,19 @@ def dot(form: Dot, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False
         x: [T, K].
         weight: [N, K], or [2F, K] (gate rows, then up rows) where gated.
         gated: return silu(gate) * up, [T, F].
+        dtype: of the result, x's by default; partials have their own.
 
     Returns:
-        [T, N] or [T, F] in x's dtype; [P, T, N] partials where the form splits K.
+        [T, N] or [T, F]; [P, T, N] partials where the form splits K.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]
-    out = torch.empty(tokens, rows // 2 if gated else rows, dtype=x.dtype, device=x.device)
     if form.split_k > 1:
         dtype = x.dtype if form.narrow else torch.float32
         out = torch.empty(form.split_k, tokens, rows, dtype=dtype, device=x.device)
+    else:
+        outputs = rows // 2 if gated else rows
+        out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
     options = dependent_launch(x)
     trigger = form.trigger if options["PDL"] else 0
     grid = (cdiv(tokens, form.block_m), cdiv(rows, form.block_n), form.split_k)

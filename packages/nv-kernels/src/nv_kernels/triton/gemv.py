@@ -120,6 +120,7 @@ def gemv(
     gated: bool = False,
     residual: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Multiply a few tokens by a weight.
 
@@ -131,13 +132,14 @@ def gemv(
         gated: return silu(gate) * up, [T, F].
         residual: added to the result, [T, N].
         bias: added to the result, [N]; not where gated.
+        dtype: of the result, x's by default.
 
     Returns:
-        [T, N] or [T, F] in x's dtype.
+        [T, N] or [T, F].
     """
     tokens, columns = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
+    out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
     norm_weight, eps = norm or (weight, 0.0)
     gemv_kernel[(cdiv(outputs, form.rows),)](
         x, weight, out, norm_weight, x if residual is None else residual,

@@ -9,6 +9,7 @@ import importlib
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch.nn import functional
 
 from nv_kernels.triton.activation import silu_and_mul
@@ -20,8 +21,6 @@ from nv_kernels.triton.norm import rms_norm
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    import torch
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -114,20 +113,32 @@ def _slab_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 def product(
-    form: Form, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False
+    form: Form,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply by the form's kernel; [P, T, N] partials where it splits K."""
+    """Multiply by the form's kernel, into x's dtype or another; partials where it splits K."""
     if isinstance(form, Library):
-        out = functional.linear(x, weight)
+        out = library_product(x, weight, dtype or x.dtype)
         return silu_and_mul(out) if gated else out
     if isinstance(form, Gemv):
-        return gemv(form, x, weight, gated=gated)
+        return gemv(form, x, weight, gated=gated, dtype=dtype)
     if isinstance(form, Slab):
         module = gluon_module("slab")
         assert module is not None
-        result: torch.Tensor = module.slab(form, x, weight, gated=gated)
+        result: torch.Tensor = module.slab(form, x, weight, gated=gated, dtype=dtype)
         return result
-    return dot(form, x, weight, gated=gated)
+    return dot(form, x, weight, gated=gated, dtype=dtype)
+
+
+def library_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Multiply by the library's kernel; 16 bits into their own dtype or fp32."""
+    if dtype == x.dtype:
+        return functional.linear(x, weight)
+    return torch.mm(x, weight.t(), out_dtype=dtype)
 
 
 @cache

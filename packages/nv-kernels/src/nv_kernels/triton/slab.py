@@ -149,7 +149,14 @@ def slab_kernel(
         gl.store(out + place, y.to(out.dtype.element_ty), mask=(member < M)[None, :])
 
 
-def slab(form: Slab, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> torch.Tensor:
+def slab(
+    form: Slab,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Multiply tokens by a weight.
 
     Args:
@@ -157,9 +164,10 @@ def slab(form: Slab, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = Fal
         x: [T, K] bf16 or fp16, 16-byte aligned.
         weight: [N, K], or [2F, K] (gate rows, then up rows) where gated.
         gated: return silu(gate) * up, [T, F].
+        dtype: of the result, x's by default; partials are fp32.
 
     Returns:
-        [T, N] or [T, F] in x's dtype; [P, T, N] fp32 partials where the form splits K.
+        [T, N] or [T, F]; [P, T, N] partials where the form splits K.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]
@@ -168,7 +176,7 @@ def slab(form: Slab, x: torch.Tensor, weight: torch.Tensor, *, gated: bool = Fal
     if form.split_k > 1:
         out = torch.empty(form.split_k, *shape, dtype=torch.float32, device=x.device)
     else:
-        out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        out = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
     main = 64 if not gated else 32 if form.half == 32 else 16
     tiles = rows // 2 // form.half if gated else rows // 64
     grid = (tiles, cdiv(tokens, form.block_m), form.split_k)

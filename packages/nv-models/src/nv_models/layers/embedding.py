@@ -21,7 +21,7 @@ class Vocabulary(nn.Module):
         self.vocab_size = vocab_size
         self.parallel = placement.parallel
         self.reduce = self.parallel.layer_sum(placement.batch_invariant)
-        self.product = nk.batch_invariant_linear if placement.batch_invariant else nk.linear
+        self.head = nk.batch_invariant_logits if placement.batch_invariant else nk.logits
         self.kept = self.parallel.split_vocabulary(vocab_size)
         rows = self.parallel.vocabulary_rows(vocab_size)
         self.weight = placement.zeros(rows, hidden_size)  # [V of this rank, E]
@@ -43,9 +43,9 @@ class Vocabulary(nn.Module):
         )
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, E] -> logits [R, V] on every rank, without the padding."""
+        """Hidden states [R, E] -> logits [R, V] on every rank, without the padding; `nk.logits`."""
         weight = self.weight if self.head_weight is None else self.head_weight
-        logits = self.parallel.all_gather_last(self.product(hidden, weight))
+        logits = self.parallel.all_gather_last(self.head(hidden, weight))
         return logits[:, : self.vocab_size].contiguous()
 
     def shards(self, name: str) -> Iterator[Shard]:
