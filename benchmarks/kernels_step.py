@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from nv_kernels.triton import linear, sampling
+from nv_kernels.triton import logits as head
 from step_parts import (
     BF16,
     DEVICE,
@@ -92,13 +93,12 @@ def big_rows(rate):
 def head_rows(rate):
     """LM head and a draw by temperature."""
     weights = [(torch.randn(VOCABULARY, HIDDEN, device=DEVICE) * 0.05).to(BF16) for _ in range(2)]
-    norm = torch.ones(HIDDEN, device=DEVICE, dtype=BF16)
     for tokens in (1, 16, 64, 256):
         x = torch.randn(tokens, HIDDEN, device=DEVICE).to(BF16)
         draws = sampling_tensors(tokens)
 
         def logits(weight, x=x):
-            return linear.normed_linear(x, norm, 1e-6, weight)
+            return head.logits(x, weight)
 
         def plain(weight, x=x, draws=draws):
             values = functional.linear(x, weight).float() / draws.temperature[:, None]

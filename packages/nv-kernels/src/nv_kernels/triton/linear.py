@@ -17,7 +17,6 @@ from nv_kernels.triton.dependent import is_hopper
 from nv_kernels.triton.dot import dot
 from nv_kernels.triton.forms import DOT_TOKENS, Form, Gemv, Library, Slab, choose
 from nv_kernels.triton.gemv import gemv
-from nv_kernels.triton.norm import rms_norm
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -71,26 +70,6 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if module is not None and module.gated_hopper_fits(x, weight):
             return cast("torch.Tensor", module.gated_hopper(x, weight))
     return product(form, x, weight, gated=True)
-
-
-def normed_linear(
-    x: torch.Tensor, norm_weight: torch.Tensor, eps: float, weight: torch.Tensor
-) -> torch.Tensor:
-    """Normalise and multiply: linear(rms_norm(x, norm_weight, eps), weight), one launch where few.
-
-    Args:
-        x: [T, K].
-        norm_weight: [K].
-        eps: added to the mean square.
-        weight: [N, K].
-
-    Returns:
-        [T, N] in x's dtype.
-    """
-    form = form_for(x, weight)
-    if isinstance(form, Gemv):
-        return gemv(form, x.contiguous(), weight, norm=(norm_weight, eps))
-    return linear(rms_norm(x, norm_weight, eps), weight)
 
 
 def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> Form:
