@@ -71,7 +71,9 @@ class TorchAttention:
         Returns:
             [T, Hq, D] in q's dtype; rows that see nothing are 0.
         """
-        grouped = q if plan.rows is None else q.index_select(0, plan.rows)  # [Q, Hq, D]
+        grouped = q.contiguous() if plan.rows is None else q.index_select(0, plan.rows)
+        if grouped.data_ptr() % 16:  # which a CUDA kernel assumes, and torch does not check
+            grouped = grouped.clone()  # [Q, Hq, D]
         outs = [_decode(grouped[part.rows], part, kv, scale) for part in plan.decodes]
         outs += [_chunk(grouped[part.rows], part, kv, scale) for part in plan.chunks]
         if not outs:
