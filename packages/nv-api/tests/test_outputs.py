@@ -58,3 +58,13 @@ def test_a_result_with_unread_log_probabilities_travels():
     assert copy.deepcopy(output).logprobs == [{7: Logprob(-0.5, 1, "a")}]
     assert "Logprob(logprob=-0.5, rank=1, decoded_token='a')" in repr(output)
     assert dataclasses.replace(output, text="b").logprobs == output.logprobs
+
+
+def test_what_vllm_reports_and_we_have_not_is_none():
+    request = output()
+    names = ["lora_request", "encoder_prompt", "encoder_prompt_token_ids", "kv_transfer_params"]
+    assert [getattr(request, name) for name in names] == [None] * 4
+    assert request.multi_modal_placeholders == {}
+    names = ["lora_request", "routed_experts", "kv_transfer_params"]
+    assert [getattr(request.outputs[0], name) for name in names] == [None] * 3
+    assert sorted(request) == ["text", "token_ids"]

@@ -1,3 +1,5 @@
+import dataclasses
+import inspect
 import math
 import pickle
 from copy import copy, deepcopy
@@ -6,7 +8,7 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 import torch
-from nv_engine.params import SamplingParams
+from nv_engine.params import VLLM_NAMES, SamplingParams
 
 
 def test_defaults_are_the_contract() -> None:
@@ -251,3 +253,76 @@ def test_a_check_of_its_own_is_run_each_time():
 def test_copies_of_frozen_parameters():
     params = SamplingParams(top_p=0.5, stop=["a"]).frozen()
     assert pickle.loads(pickle.dumps(params)) == copy(params) == deepcopy(params) == params
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "instead"),
+    [
+        ("best_of", 4, "set n and logprobs"),
+        ("logits_processors", [len], "use logit_bias, allowed_token_ids, bad_words or structured"),
+        ("guided_decoding", {"json": {}}, "pass structured_outputs=StructuredOutputsParams"),
+        ("truncate_prompt_tokens", 8, "cut the prompt's token ids"),
+        ("length_penalty", 0.8, "beam search is not there; draw n completions"),
+        ("early_stopping", True, "beam search"),
+        ("use_beam_search", True, "beam search"),
+        ("extra_args", {"a": 1}, "there are no plugins"),
+        ("flat_logprobs", True, "logprobs are a list of dicts"),
+        ("thinking_token_budget", 64, "max_tokens bounds"),
+        ("repetition_detection", object(), "use repetition_penalty"),
+        ("logprob_token_ids", [1, 2], "logprobs=-1 gives"),
+    ],
+)
+def test_what_is_not_built_names_what_there_is_instead(field, value, instead) -> None:
+    with pytest.raises(NotImplementedError, match=f"{field}=.* is not built yet: {instead}"):
+        SamplingParams(**{field: value})
+
+
+def test_every_name_of_vllm_that_is_not_built_has_its_advice() -> None:
+    assert VLLM_NAMES.unbuilt.keys() == VLLM_NAMES.instead.keys()
+    ours = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert not ours & (VLLM_NAMES.unbuilt.keys() | VLLM_NAMES.no_difference)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"best_of": 1, "temperature": 0.5},
+        {"best_of": np.int64(1), "logits_processors": [], "extra_args": {}, "length_penalty": 1.0},
+        {"guided_decoding": None, "use_beam_search": False, "thinking_token_budget": -1},
+        {"output_kind": "any", "skip_clone": True, "stream_interval": 5},
+    ],
+)
+def test_what_asks_for_nothing_is_accepted_with_one_warning(given) -> None:
+    foreign = sorted(given.keys() - {"temperature"})
+    with pytest.warns(UserWarning, match="without effect") as seen:
+        params = SamplingParams(**given)
+    (warning,) = seen
+    assert str(warning.message) == f"accepted without effect: {', '.join(foreign)}"
+    assert warning.filename == __file__
+    assert params == SamplingParams(temperature=given.get("temperature", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "match"),
+    [
+        ((), {"tempurature": 1}, "SamplingParams has no option 'tempurature': .*'temperature'"),
+        ((), {"max_new_tokens": 1}, "no option 'max_new_tokens': did you mean 'max_tokens'"),
+        ((), {"zzzz": 1}, "no option 'zzzz': there are allowed_token_ids, bad_words"),
+        ((0.5,), {}, "takes no positional arguments: name each, such as n=0.5"),
+    ],
+)
+def test_unknown_and_unnamed_values_are_type_errors(args, given, match) -> None:
+    with pytest.raises(TypeError, match=match):
+        SamplingParams(*args, **given)
+
+
+def test_none_may_stand_for_the_default() -> None:
+    given = {"n": None, "top_p": None, "temperature": 0.5, "stop": None}
+    assert SamplingParams.from_optional(**given) == SamplingParams(temperature=0.5)
+    assert SamplingParams.from_optional(max_tokens=None).max_tokens is None
+
+
+def test_the_signature_is_that_of_the_fields() -> None:
+    parameters = inspect.signature(SamplingParams).parameters.values()
+    fields = dataclasses.fields(SamplingParams)
+    assert [(p.name, p.default) for p in parameters] == [(f.name, f.default) for f in fields]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
+from nv_engine.values import boolean
 
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
@@ -42,7 +43,8 @@ class Rendering:
     """How a conversation becomes a prompt; names as `LLM.chat`.
 
     Raises:
-        ValueError: a prompt that both opens a new message and continues the last one.
+        ValueError: a prompt that both opens a new message and continues the last one, or a flag
+            that is neither True nor False.
         TypeError: a field of another type.
     """
 
@@ -54,6 +56,8 @@ class Rendering:
     chat_template_content_format: Literal["auto", "string", "openai"] = "auto"
 
     def __post_init__(self) -> None:
+        for name in "add_generation_prompt", "continue_final_message":
+            boolean(name, getattr(self, name))
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError(
                 "continue_final_message=True goes on with the last message and "

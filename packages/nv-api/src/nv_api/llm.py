@@ -14,10 +14,11 @@ from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import ModelConfig, resolve
 
 from nv_api import options as keywords
+from nv_api.arguments import VLLM_NAMES
 from nv_api.conversation import Message, Rendering, conversation_list, render
 from nv_api.outputs import RequestOutput
 from nv_api.pooling import PoolingMethods
-from nv_api.progress import UseTqdm
+from nv_api.progress import UseTqdm, check_use_tqdm
 from nv_api.prompts import (
     PromptLike,
     TokenPrompt,
@@ -67,6 +68,7 @@ class LLM(PoolingMethods):
         )
         self._session = Session(self._engine, self._text)
 
+    @VLLM_NAMES.arguments_of
     def generate(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -93,14 +95,16 @@ class LLM(PoolingMethods):
         Raises:
             ValueError: an empty, too long or otherwise impossible prompt; as many parameters as
                 prompts are needed.
-            TypeError: something that is no prompt.
-            NotImplementedError: a parameter that is not built yet.
+            TypeError: something that is no prompt, or an unknown argument.
+            NotImplementedError: an argument that is not built yet.
         """
+        check_use_tqdm(use_tqdm)
         _refuse_lora(lora_request)
         tokenized = tokenize(prompt_list(prompts), self._text)
         params = self._params_of(sampling_params, len(tokenized))
         return self._session.run(tokenized, params, use_tqdm)
 
+    @VLLM_NAMES.arguments_of
     def chat(  # noqa: PLR0917  # vLLM's order
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -137,6 +141,7 @@ class LLM(PoolingMethods):
                 `generate`.
             TypeError: something that is no conversation.
         """
+        check_use_tqdm(use_tqdm)
         _refuse_lora(lora_request)
         rendering = Rendering(
             chat_template=chat_template,

@@ -4,15 +4,15 @@ Owns the names (ours, their aliases, and what becomes of vLLM's) and the kinds o
 number, a text. Their ranges are checked by whoever they are for; never starts anything.
 """
 
-import difflib
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from nv_engine import EngineConfig
+from nv_engine.names import ForeignNames
 
 ALIASES = {
     "block_size": "kvcache_block_size",
@@ -94,6 +94,7 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "tokenizer_revision": (),
 }
 """vLLM's options that would change something: the values, besides None, that ask for nothing."""
+VLLM_NAMES = ForeignNames(no_difference=NO_DIFFERENCE, unbuilt=UNBUILT)
 
 DTYPES = {"half": "float16", "float": "float32"}
 
@@ -124,10 +125,9 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     kinds = {field.name: field.type for field in fields(EngineConfig)} | TOKENIZER
     kinds = {name: kind for name, kind in kinds.items() if name not in {"model", *FROM_TOKENIZER}}
     alone = (known.get("tensor_parallel_size") or 1) == 1
-    ignored = sorted(known.keys() & (NO_DIFFERENCE | FOR_RANKS if alone else NO_DIFFERENCE))
-    for name in known.keys() - kinds.keys() - NO_DIFFERENCE:
-        _check_unbuilt(name, known[name], kinds)
-        ignored.append(name)
+    ignored = VLLM_NAMES.ignored("LLM", known, [*kinds, *ALIASES])
+    if alone:
+        ignored += known.keys() & FOR_RANKS
     if ignored:
         warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=3)
     given = _spelled(known)
@@ -183,16 +183,3 @@ def _check_kind(name: str, value: object, kind: object) -> None:
         raise ValueError(f"{name} is {value!r}: it must be a number")
     if name in PLACES and (not isinstance(value, str | Path) or not str(value)):
         raise ValueError(f"{name} is {value!r}: it must be a name that is not empty")
-
-
-def _check_unbuilt(name: str, value: Any, ours: Iterable[str]) -> None:  # noqa: ANN401
-    """Refuse an option that is unknown, or that asks for what is not built."""
-    if name not in UNBUILT:
-        names = [*ours, *ALIASES, *NO_DIFFERENCE, *UNBUILT]
-        nearest = difflib.get_close_matches(name, names, n=1)
-        hint = (
-            f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(sorted(ours))}"
-        )
-        raise TypeError(f"LLM has no option {name!r}: {hint}")
-    if value is not None and value not in UNBUILT[name]:
-        raise NotImplementedError(f"{name}={value!r} is not built yet: leave {name} out")

@@ -6,7 +6,7 @@ one: the processor does.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(slots=True)
@@ -57,7 +57,12 @@ class CompletionOutput:
         finish_reason: "stop", "length", "abort" or "error"; None while the completion runs.
         stop_reason: the stop string or stop token that ended it, or the error's sentence; with
             "length" None, or why it ended before max_tokens and max_model_len.
+        lora_request, routed_experts, kv_transfer_params: vLLM's; None here.
     """
+
+    lora_request: ClassVar[None] = None
+    routed_experts: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
 
     index: int
     text: str
@@ -107,7 +112,16 @@ class RequestOutput(dict[str, Any]):
         prompt_logprobs: a dict of candidates a prompt token, None first; None unless asked for.
         num_cached_tokens: prompt tokens that the prefix cache had.
         metrics: times of the request's life.
+
+    Attributes:
+        lora_request, encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: vLLM's; None
+            here.
     """
+
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
 
     def __init__(
         self,
@@ -130,6 +144,11 @@ class RequestOutput(dict[str, Any]):
         self.finished = finished
         self.num_cached_tokens = num_cached_tokens
         self.metrics = metrics
+
+    @property
+    def multi_modal_placeholders(self) -> dict[str, Any]:
+        """vLLM's: where images and the like lie in the prompt; {} here."""
+        return {}
 
     def __repr__(self) -> str:
         return (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from nv_api.arguments import VLLM_NAMES
 from nv_api.progress import UseTqdm
 from nv_api.prompts import PromptLike
 
@@ -35,6 +36,7 @@ class PoolingMethods:
         NotImplementedError: each of them.
     """
 
+    @VLLM_NAMES.arguments_of
     def encode(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -46,6 +48,7 @@ class PoolingMethods:
         """Hidden states of prompts; not built yet."""
         _refuse("encode")
 
+    @VLLM_NAMES.arguments_of
     def embed(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -56,6 +59,7 @@ class PoolingMethods:
         """Embeddings of prompts; not built yet."""
         _refuse("embed")
 
+    @VLLM_NAMES.arguments_of
     def classify(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -66,6 +70,7 @@ class PoolingMethods:
         """Class probabilities of prompts; not built yet."""
         _refuse("classify")
 
+    @VLLM_NAMES.arguments_of
     def score(
         self,
         data_1: PromptLike | Sequence[PromptLike],

@@ -16,6 +16,18 @@ UseTqdm: TypeAlias = bool | Callable[..., Any]
 REFRESH_SECONDS = 0.2
 
 
+def check_use_tqdm(use_tqdm: object) -> None:
+    """Refuse what cannot be meant, such as an argument in the wrong place.
+
+    Raises:
+        TypeError: neither True, False nor a callable.
+    """
+    if not callable(use_tqdm) and not isinstance(use_tqdm, bool | int | None):
+        raise TypeError(
+            f"use_tqdm is {use_tqdm!r}: it must be True, False or a callable with tqdm's arguments"
+        )
+
+
 class Rate:
     """Tokens a second, over the steps that had such tokens."""
 

@@ -72,7 +72,7 @@ class Session:
                 pause.end()
                 self._drop(requests)
         ended = [Finished(each, one) for each in requests for one in each.completions]
-        warn_of_errors(ended, stacklevel=4)
+        warn_of_errors(ended, stacklevel=5)
         return [request.output() for request in requests]
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:

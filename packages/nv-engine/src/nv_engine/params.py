@@ -12,6 +12,7 @@ from typing import Any
 
 from nv_engine import values
 from nv_engine.grammar import StructuredOutputsParams
+from nv_engine.names import ForeignNames
 
 MAX_SEED = 2**64
 MAX_COMPLETIONS = 16384
@@ -25,7 +26,59 @@ _FLAGS = (
     "spaces_between_special_tokens",
 )
 
+BEAM_SEARCH = "beam search is not there; draw n completions and keep the likeliest"
+VLLM_NAMES = ForeignNames(
+    no_difference=frozenset(
+        {
+            "output_kind",
+            "output_text_buffer_length",
+            "routed_experts_prompt_start",
+            "skip_clone",
+            "stream_interval",
+        }
+    ),
+    unbuilt={
+        "best_of": (1,),
+        "early_stopping": (False,),
+        "extra_args": ({},),
+        "flat_logprobs": (False,),
+        "guided_decoding": (),
+        "length_penalty": (1.0,),
+        "logits_processors": (),
+        "logprob_token_ids": (),
+        "prompt_logprob_start": (0,),
+        "prompt_logprob_token_ids": (),
+        "repetition_detection": (),
+        "skip_reading_prefix_cache": (False,),
+        "thinking_token_budget": (-1,),
+        "trace_decode_token_ids": (),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+    },
+    instead={
+        "best_of": "set n and logprobs, and keep the outputs with the largest cumulative_logprob",
+        "early_stopping": BEAM_SEARCH,
+        "extra_args": "there are no plugins to read them",
+        "flat_logprobs": "logprobs are a list of dicts, made when they are read",
+        "guided_decoding": "pass structured_outputs=StructuredOutputsParams(json=…), or its regex, "
+        "choice or grammar",
+        "length_penalty": BEAM_SEARCH,
+        "logits_processors": "use logit_bias, allowed_token_ids, bad_words or structured_outputs",
+        "logprob_token_ids": "logprobs=-1 gives the log-probability of every token",
+        "prompt_logprob_start": "prompt_logprobs gives those of the whole prompt",
+        "prompt_logprob_token_ids": "prompt_logprobs=-1 gives that of every token",
+        "repetition_detection": "use repetition_penalty or frequency_penalty, and max_tokens",
+        "skip_reading_prefix_cache": "pass enable_prefix_caching=False to LLM",
+        "thinking_token_budget": "max_tokens bounds thoughts and answer together",
+        "trace_decode_token_ids": "put these tokens in the prompt and ask for prompt_logprobs",
+        "truncate_prompt_tokens": "cut the prompt's token ids yourself, as ids[-k:]",
+        "use_beam_search": BEAM_SEARCH,
+    },
+)
+"""vLLM's fields that we do not have."""
 
+
+@VLLM_NAMES.fields_of
 @dataclass(kw_only=True)
 class SamplingParams:
     """Parameters of one request's completions; names and meanings follow vLLM's `SamplingParams`.
@@ -35,6 +88,8 @@ class SamplingParams:
 
     Raises:
         ValueError: at construction, for a value out of range; names the field, value and range.
+        TypeError: a field that is unknown, or a value that is not named.
+        NotImplementedError: a field of vLLM's that is not built yet; names what there is instead.
     """
 
     n: int = 1
@@ -80,6 +135,12 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     """What the text must be; the layer that knows text compiles it."""
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> "SamplingParams":  # noqa: ANN401
+        """Parameters where None stands for the default, but for `max_tokens`; vLLM's name."""
+        kept = {n: value for n, value in given.items() if value is not None or n == "max_tokens"}
+        return cls(**kept)
 
     def __post_init__(self) -> None:
         self.check()

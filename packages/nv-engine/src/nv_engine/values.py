@@ -26,7 +26,7 @@ def real(
     above: bool = False,
 ) -> float:
     """A number in [low, high], or in (low, high] with `above`, as a float."""
-    number = value if type(value) is float else _plain(value)
+    number = value if type(value) is float else plain(value)
     is_real = isinstance(number, Real) and not isinstance(number, bool)
     inside = is_real and (low < number if above else low <= number) and number <= high
     if not inside or abs(number) > LARGEST:  # nan fails them all
@@ -55,17 +55,17 @@ def integer(
 
 def boolean(name: str, value: object) -> bool:
     """True or False."""
-    plain = _plain(value)
-    if not isinstance(plain, bool):
+    flag = plain(value)
+    if not isinstance(flag, bool):
         raise ValueError(f"{name} is {value!r}: it must be True or False")
-    return plain
+    return flag
 
 
 def token_ids(name: str, value: object) -> list[int]:
     """A list of token ids, of a set in rising order; the vocabulary's bound is the engine's."""
     ids = _items(name, value, "a list of token ids")
-    plain = [integer(f"{name} entry", token, 0) for token in ids]
-    return sorted(plain) if isinstance(value, Set) else plain
+    listed = [integer(f"{name} entry", token, 0) for token in ids]
+    return sorted(listed) if isinstance(value, Set) else listed
 
 
 def token_lists(name: str, value: object) -> list[list[int]]:
@@ -102,7 +102,7 @@ def texts(name: str, value: object) -> list[str]:
 
 def _items(name: str, value: object, wanted: str) -> list[Any]:
     """The items of anything that can be iterated, but of no text."""
-    items = _plain(value)
+    items = plain(value)
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise ValueError(f"{name} is {value!r}: it must be {wanted}")
     return list(items)
@@ -112,15 +112,15 @@ def _index(value: Any) -> int | None:  # noqa: ANN401
     """The int that a value stands for; None: it stands for none."""
     if type(value) is int:  # nearly always
         return value
-    plain = _plain(value)
-    if isinstance(plain, bool):
+    whole = plain(value)
+    if isinstance(whole, bool):
         return None
     try:
-        return index(plain)
+        return index(whole)
     except TypeError:
         return None
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401
+def plain(value: Any) -> Any:  # noqa: ANN401
     """A scalar or an array of numpy or torch as Python's own; anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,79 @@
+"""vLLM's names for arguments of the methods that ours do not have."""
+
+import pytest
+from nv_api import SamplingParams
+from nv_api.arguments import VLLM_NAMES
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        ({"prompt_token_ids": [[1, 2]]}, "pass the ids as prompts"),
+        ({"priority": [1]}, "requests start in their order"),
+        ({"tokenization_kwargs": {"truncation": True}}, "call llm.tokenizer yourself"),
+        ({"mm_processor_kwargs": {"a": 1}}, "prompts are text or token ids"),
+        ({"prompt_adapter_request": object()}, "put the adapter's text in front"),
+        ({"guided_options_request": {"json": {}}}, "pass SamplingParams.structured_outputs="),
+    ],
+)
+@pytest.mark.parametrize("method", ["generate", "chat", "encode", "embed", "classify", "score"])
+def test_what_is_not_built_names_what_there_is_instead(scripted, engine, method, given, instead):
+    (name,) = given
+    with pytest.raises(NotImplementedError, match=f"{name}=.* is not built yet: {instead}"):
+        getattr(scripted(), method)(**given)
+    assert engine.num_added == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompt_token_ids": None, "priority": [0, 0], "mm_processor_kwargs": {}},
+        {"tokenization_kwargs": None, "prompt_adapter_request": None},
+    ],
+)
+def test_what_asks_for_nothing_is_accepted_with_one_warning(scripted, given):
+    llm, params = scripted(), SamplingParams(max_tokens=1)
+    for method, prompts in (llm.generate, "hi"), (llm.chat, USER):
+        plain = method(prompts, params, use_tqdm=False)
+        with pytest.warns(UserWarning, match="without effect") as seen:
+            assert method(prompts, params, use_tqdm=False, **given) == plain
+        (warning,) = seen
+        assert str(warning.message) == f"accepted without effect: {', '.join(sorted(given))}"
+        assert warning.filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "match"),
+    [
+        ("generate", {"prompt": "hi"}, "generate has no option 'prompt': did you mean 'prompts'"),
+        ("generate", {"sampling_param": None}, "no option .*: did you mean 'sampling_params'"),
+        ("chat", {"message": USER}, "chat has no option 'message': did you mean 'messages'"),
+        ("encode", {"zzzz": 1}, "encode has no option 'zzzz': there are lora_request, pooling_"),
+    ],
+)
+def test_unknown_names_are_type_errors(scripted, method, given, match):
+    with pytest.raises(TypeError, match=match):
+        getattr(scripted(), method)(**given)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "error", "match"),
+    [
+        ("generate", ("hi", None, [[1, 2]]), TypeError, "use_tqdm is .*: it must be True, False"),
+        ("chat", (USER, None, "{{ a }}"), TypeError, "use_tqdm is '{{ a }}': it must be True"),
+        ("chat", (USER, None, False, None, None, "auto"), ValueError, "add_generation_prompt is"),
+        ("chat", (USER, None, False, None, None, False, "x"), ValueError, "continue_final_message"),
+        ("generate", (SamplingParams(), "hi"), TypeError, "prompts is a SamplingParams"),
+        ("generate", ("hi", 0.5), TypeError, "sampling_params must be a SamplingParams"),
+    ],
+)
+def test_an_argument_in_the_wrong_place_is_refused(scripted, engine, method, args, error, match):
+    with pytest.raises(error, match=match):
+        getattr(scripted(), method)(*args)
+    assert engine.num_added == 0
+
+
+def test_every_name_has_its_advice():
+    assert VLLM_NAMES.unbuilt.keys() == VLLM_NAMES.instead.keys()

@@ -1,0 +1,119 @@
+"""Names: vLLM's keywords that we do not have, and what becomes of each.
+
+Owns the rule and its sentences; each class and method that takes keywords has its own table.
+"""
+
+import difflib
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
+
+from nv_engine.values import plain
+
+Kind = TypeVar("Kind", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignNames:
+    """vLLM's keywords that some class or method does not have.
+
+    Attributes:
+        no_difference: those that change nothing here, whatever their value.
+        unbuilt: those that would change something: the values, besides None and lists of such
+            values, that ask for nothing.
+        instead: what there is in place of some that are not built, as advice.
+    """
+
+    no_difference: frozenset[str] = frozenset()
+    unbuilt: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def ignored(self, owner: str, given: Mapping[str, Any], ours: Collection[str]) -> list[str]:
+        """The keywords that are given without effect, in order.
+
+        Args:
+            owner: who takes the keywords.
+            given: the keywords and their values.
+            ours: the owner's own.
+
+        Raises:
+            TypeError: an unknown keyword; the message names the nearest known one.
+            NotImplementedError: one that asks for what is not built; it names what there is.
+        """
+        foreign = sorted(given.keys() - set(ours))
+        for name in foreign:
+            if name not in self.no_difference:
+                self._check_unbuilt(owner, name, given[name], ours)
+        return foreign
+
+    def fields_of(self, kind: Kind) -> Kind:
+        """A dataclass, made to take these names too; each of its fields must have a default.
+
+        The values go into an object without `__setattr__`, and `__post_init__` checks them.
+        """
+        defaults = {each.name: each.default for each in fields(kind)}
+
+        @wraps(vars(kind)["__init__"])
+        def init(instance: Any, /, *args: object, **given: Any) -> None:  # noqa: ANN401
+            if args:
+                raise TypeError(
+                    f"{kind.__name__} takes no positional arguments: name each, such as "
+                    f"{next(iter(defaults))}={args[0]!r}"
+                )
+            if not defaults.keys() >= given.keys():
+                given = self._ours(kind.__name__, given, defaults)
+            vars(instance).update(defaults)
+            vars(instance).update(given)
+            instance.__post_init__()
+
+        kind.__init__ = init  # type: ignore[misc]
+        return kind
+
+    def arguments_of(self, function: Callable[P, R]) -> Callable[P, R]:
+        """A function, made to take these names too."""
+        ours = signature(function).parameters
+
+        @wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> R:
+            if not ours.keys() >= given.keys():
+                kept = self._ours(function.__name__, given, ours)
+                return function(*args, **kept)
+            return function(*args, **given)
+
+        return call
+
+    def _ours(self, owner: str, given: Mapping[str, Any], ours: Collection[str]) -> dict[str, Any]:
+        """The keywords that are the owner's own; of the others the user's line is warned."""
+        ignored = self.ignored(owner, given, ours)
+        warnings.warn(f"accepted without effect: {', '.join(ignored)}", stacklevel=3)
+        return {name: value for name, value in given.items() if name in ours}
+
+    def _check_unbuilt(
+        self,
+        owner: str,
+        name: str,
+        value: Any,  # noqa: ANN401
+        ours: Iterable[str],
+    ) -> None:
+        if name not in self.unbuilt:
+            names = [*ours, *self.no_difference, *self.unbuilt]
+            nearest = difflib.get_close_matches(name, names, n=1)
+            known = ", ".join(sorted(set(ours) - {"self"}))
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {known}"
+            raise TypeError(f"{owner} has no option {name!r}: {hint}")
+        if not _asks_for_nothing(plain(value), self.unbuilt[name]):
+            advice = self.instead.get(name, f"leave {name} out")
+            raise NotImplementedError(f"{name}={value!r} is not built yet: {advice}")
+
+
+def _asks_for_nothing(value: Any, nothing: tuple[Any, ...]) -> bool:  # noqa: ANN401
+    if value is None or value in nothing:
+        return True
+    return isinstance(value, list | tuple) and all(
+        item is None or item in nothing for item in value
+    )
