@@ -109,3 +109,34 @@ def test_a_prompt_that_ends_in_bytes_does_not_spoil_the_first_character(sentence
     prompt, ids = tokenizer.encode(["日本", "語"], add_special_tokens=False)
     ids = [token for token in ids if sentence_piece.convert_ids_to_tokens(token) != "▁"]
     assert "".join(pieces_of(tokenizer, ids, range(1, len(ids)), prompt=prompt)) == "語"
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_the_flush_gives_what_still_waits(kind, request):
+    """A detokenizer whose flush gives nothing loses the end of a text that is cut short."""
+    tokenizer = Tokenizer(request.getfixturevalue(kind))
+    (ids,) = tokenizer.encode(["é"], add_special_tokens=False)
+    *shown, last = pieces_of(tokenizer, ids[:1], ())
+    assert (shown, last) == ([""], "\ufffd")
+
+
+def test_a_token_is_decoded_behind_those_before_it(sentence_piece):
+    """Without context every word would be the first of a text, and begin without its space."""
+    tokenizer = Tokenizer(sentence_piece)
+    hello, world = sentence_piece.convert_tokens_to_ids(["▁hello", "▁world"])
+    ids = [world, hello, world, hello]
+    pieces = pieces_of(tokenizer, ids, range(1, len(ids)), prompt=[hello])
+    assert pieces == [" world", " hello", " world", " hello", ""]
+
+
+def test_the_context_of_a_long_prompt_is_a_few_of_its_tokens(sentence_piece, monkeypatch):
+    lengths = []
+    decode = type(sentence_piece).decode
+    monkeypatch.setattr(
+        type(sentence_piece),
+        "decode",
+        lambda self, ids, **kw: (lengths.append(len(ids)), decode(self, ids, **kw))[1],
+    )
+    hello, world = sentence_piece.convert_tokens_to_ids(["▁hello", "▁world"])
+    pieces_of(Tokenizer(sentence_piece), [world], (), prompt=[hello] * 1000)
+    assert 0 < min(lengths) <= max(lengths) <= 20
