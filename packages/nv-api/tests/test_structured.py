@@ -179,17 +179,236 @@ def test_min_tokens_and_ignore_eos_hold_as_long_as_the_grammar_has_more(llm):
     assert lengths == [2, 5, 7, 7]  # EOS among them
 
 
-def test_stop_strings_and_stop_tokens_end_it_earlier(llm):
-    five = llm.tokenizer.encode("5")
+def test_stop_strings_end_it_earlier(llm):
     digits = StructuredOutputsParams(regex="[0-9]{50}")
-    params = SamplingParams(max_tokens=99, stop_token_ids=five, structured_outputs=digits, seed=1)
-    (by_token,) = run(llm, "a", params)
-    assert by_token.outputs[0].stop_reason == five[0]
     params = SamplingParams(max_tokens=99, stop="5", structured_outputs=digits, seed=1)
     (by_text,) = run(llm, "a", params)
     assert by_text.outputs[0].stop_reason == "5"
-    assert by_text["text"] == by_token["text"]
     assert re.fullmatch("[0-46-9]*", by_text["text"])
+
+
+def test_b25_a_stop_token_comes_only_where_the_grammar_may_end(llm):
+    (five,) = llm.tokenizer.encode("5")
+    eager = {"logit_bias": {five: 100.0}, "stop_token_ids": [five], "max_tokens": 99}
+
+    def ended(regex, **more):
+        asked = StructuredOutputsParams(regex=regex)
+        (output,) = run(llm, "a", SamplingParams(structured_outputs=asked, **eager | more))
+        return output.outputs[0]
+
+    whole = ended("[0-9]{50}")
+    assert re.fullmatch("[0-46-9]{50}", whole.text)
+    assert (whole.finish_reason, whole.stop_reason) == ("stop", five)
+    shorter = ended("[0-9]{3,50}")
+    assert re.fullmatch("[0-46-9]{3}", shorter.text)
+    assert (shorter.finish_reason, shorter.stop_reason) == ("stop", five)
+    later = ended("[0-9]{3,50}", min_tokens=9)
+    assert re.fullmatch("[0-46-9]{9}", later.text)
+    cut = ended("[0-9]{50}", max_tokens=20)
+    assert (len(cut.text), cut.finish_reason) == (20, "length")
+    assert re.fullmatch("[0-46-9]{50}", ended("[0-9]{50}", ignore_eos=True).text)
+
+
+def test_b25_where_only_a_stop_token_fits_it_is_an_error(llm):
+    five = llm.tokenizer.encode("5")
+    asked = StructuredOutputsParams(regex="a5b")
+    with pytest.warns(UserWarning, match="take it out of stop_token_ids"):
+        (output,) = run(llm, "a", SamplingParams(stop_token_ids=five, structured_outputs=asked))
+    assert output.outputs[0].finish_reason == "error"
+    forced = SamplingParams(
+        allowed_token_ids=five,
+        stop_token_ids=five,
+        structured_outputs=StructuredOutputsParams(regex="[0-9]{4}"),
+    )
+    with pytest.warns(UserWarning, match="structured_outputs"):
+        (output,) = run(llm, "a", forced)
+    assert output.outputs[0].finish_reason == "error"
+
+
+def test_b25_a_special_token_that_the_grammar_names_may_end_it(sentence_piece):
+    def mask(end):
+        grammar = StructuredOutputsParams(grammar='start: "a" </s> | "a" <s> "b"')
+        matcher = Grammars(sentence_piece, 300, [2]).compile(grammar).matcher(frozenset({end}))
+        assert matcher.accept(sentence_piece.convert_tokens_to_ids(["<0x61>"])) is None
+        return int.from_bytes(matcher.mask(()), "little")
+
+    assert mask(2) >> 2 & 1  # </s>, the last
+    assert not mask(1) >> 1 & 1  # <s>, in the middle
+
+
+@pytest.mark.parametrize("num_choices", [1999, 2000, 20000])
+def test_b14_thousands_of_choices(llm, num_choices):
+    choices = [f"item {i}" for i in range(num_choices)]
+    asked = StructuredOutputsParams(choice=choices)
+    (output,) = run(llm, "a", SamplingParams(max_tokens=20, structured_outputs=asked))
+    assert output["text"] in choices
+    assert output.outputs[0].finish_reason == "stop"
+
+
+SPECIAL = [
+    "a",
+    "ab",
+    "ab",
+    "a|b",
+    "(",
+    "[x]",
+    "\\",
+    "a/b",
+    "^$",
+    "a.b*",
+    "#&~-",
+    "\n\t",
+    "é😀",
+    "\x00",
+]
+
+
+@pytest.fixture(scope="module")
+def special(llm):
+    grammars = Grammars(llm.tokenizer, len(llm.tokenizer), [EOS])
+    return grammars.compile(StructuredOutputsParams(choice=SPECIAL))
+
+
+@pytest.mark.parametrize("choice", SPECIAL)
+def test_b14_a_choice_is_that_text_alone(llm, special, choice):
+    matcher = special.matcher(frozenset({EOS}))
+    ids = llm.tokenizer.encode(choice)
+    assert matcher.accept([*ids, EOS]) is None
+    matcher.reset()
+    assert matcher.accept([*ids, *ids]) is not None
+
+
+def test_b14_long_alternations_of_a_grammar_work_or_are_refused(llm):
+    texts = " | ".join(f'"item {i}"' for i in range(2100))
+    for grammar in (f"root ::= {texts}", f"start: A\nA: {texts}"):
+        asked = StructuredOutputsParams(grammar=grammar)
+        (output,) = run(llm, "a", SamplingParams(max_tokens=20, structured_outputs=asked))
+        assert re.fullmatch("item [0-9]+", output["text"])
+        assert output.outputs[0].finish_reason == "stop"
+    asked = StructuredOutputsParams(grammar=f"start: {texts}")
+    with pytest.raises(ValueError, match=r"2000 ways to go on.*name is in capitals"):
+        llm.add_request("a", SamplingParams(structured_outputs=asked))
+
+
+DOUBLING = "".join(f"E{i}: E{i + 1} E{i + 1}\n" for i in range(25)) + 'E25: "a"\nstart: E0'
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"regex": "(?=a)b"}, "look-around, including"),
+        ({"regex": r"(a)\1"}, "backreferences are not supported"),
+        ({"regex": r"\bfoo"}, "anchors inside are not supported"),
+        ({"regex": "a\\"}, "ends in a single backslash"),
+        ({"regex": r"[^\s\S]"}, "no text fits"),
+        ({"json": {"$ref": "#"}}, "no text fits"),
+        ({"json": {"$ref": "http://a.b/c.json"}}, r"put that under \$defs"),
+        ({"json": {"enum": []}}, "anyOf is empty"),
+        ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "use anyOf"),
+        ({"json": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "incompatible types"),
+        ({"json": {"if": {}, "then": {}}}, "Unimplemented keys"),
+        ({"grammar": "start: a\na: a"}, "no text fits"),
+        ({"grammar": 'start: "a"\nx'}, "line 2, column 2: "),
+        ({"grammar": "start: " + "(" * 500 + '"a"' + ")" * 500}, "too deeply nested"),
+        ({"grammar": "start: " + " ".join(f'"a{i}"?' for i in range(3000))}, "ways to go on"),
+        ({"grammar": DOUBLING}, "give smaller or fewer"),
+    ],
+)  # fmt: skip
+def test_what_llguidance_refuses_is_one_sentence_at_admission(llm, fields, message):
+    with pytest.raises(ValueError, match=rf"structured_outputs\.\w+ is .*: .*{message}") as error:
+        llm.add_request("a", SamplingParams(structured_outputs=StructuredOutputsParams(**fields)))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000
+    assert llm.is_finished()
+
+
+def test_thousands_of_rules_that_name_the_next_do_not_end_the_process(llm):
+    chain = "\n".join(f"r{i}: 'a' r{i + 1}".replace("'", '"') for i in range(3500))
+    refs = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(4000)} | {"a4000": {"const": 1}}
+    for fields in (
+        {"grammar": f'start: r0\n{chain}\nr3500: "b"'},
+        {"json": {"$ref": "#/$defs/a0", "$defs": refs}},
+    ):
+        asked = StructuredOutputsParams(**fields)
+        (output,) = run(llm, "a", SamplingParams(max_tokens=3, structured_outputs=asked))
+        assert output.outputs[0].finish_reason in ("stop", "length")
+
+
+def test_a_compile_past_its_deadline_is_refused_and_holds_nobody(llm, monkeypatch):
+    monkeypatch.setattr("nv_api.structured.COMPILE_SECONDS", 0.05)
+    pattern = " & ".join(f"/.*{i}.*/" for i in range(60))
+    asked = StructuredOutputsParams(grammar=f"start: X\nX: {pattern}")
+    with pytest.raises(ValueError, match=r"takes more than 0\.05 s to compile"):
+        llm.add_request("a", SamplingParams(structured_outputs=asked))
+    assert llm.is_finished()
+
+
+def test_a_mask_that_costs_too_much_ends_its_request_alone(llm, monkeypatch):
+    ambiguous = StructuredOutputsParams(grammar='start: e\ne: e e e | e e | "a" |\n')
+    params = [
+        SamplingParams(max_tokens=50, structured_outputs=ambiguous),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+    ]
+    monkeypatch.setattr("nv_api.structured.MASK_SECONDS", 0.0)
+    with pytest.warns(UserWarning, match="of the host, and 0 s are allowed"):
+        slow, plain = run(llm, ["a", "b"], params)
+    assert slow.outputs[0].finish_reason == "error"
+    assert (len(plain["token_ids"]), plain.outputs[0].finish_reason) == (20, "length")
+
+
+def test_what_fails_midway_is_one_sentence(llm):
+    dead_end = StructuredOutputsParams(grammar='start: "a" X\nX: /[^\\s\\S]/')
+    with pytest.warns(UserWarning, match="no text fits"):
+        (output,) = run(llm, "a", SamplingParams(structured_outputs=dead_end))
+    assert output.outputs[0].finish_reason == "error"
+    assert output.outputs[0].stop_reason == "structured_outputs: no text fits from here on"
+
+
+def test_equal_grammars_of_a_list_are_compiled_once(llm, monkeypatch):
+    from nv_api import structured  # noqa: PLC0415
+
+    sources = []
+    start = structured._start
+    monkeypatch.setattr(
+        structured,
+        "_start",
+        lambda tokenizer, source: sources.append(source) or start(tokenizer, source),
+    )
+    schemas = [{"type": "string", "maxLength": 1 + i % 2} for i in range(8)]
+    params = [
+        SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(json=schema))
+        for schema in schemas
+    ]
+    run(llm, ["a"] * 8, params)
+    assert len(sources) == 2
+
+
+LETTER = "[a-c]"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        (f"start: /{LETTER}/", LETTER),
+        (f"?start: /{LETTER}/", LETTER),
+        (f"!start: /{LETTER}/", LETTER),
+        (f"?!start.2: /{LETTER}/", LETTER),
+        (f"start.-1: X\nX.3: /{LETTER}/", LETTER),
+        (f"// root ::= x\n?start: /{LETTER}/", LETTER),
+        (f"X: /{LETTER}/\n\n  ?start: X", LETTER),
+        (f"%ignore /_/\nstart : /{LETTER}/", f"_*{LETTER}_*"),
+        (f"start[capture]: /{LETTER}/", LETTER),
+        ('root ::= "\\u00e9"', "é"),
+        ("root ::= [\\u00e0-\\u00ff]", "[à-ÿ]"),
+        ("root::=[\\U0001F600-\\U0001F601]", "[😀😁]"),
+        ('root ::= "start: a" | "::="', "start: a|::="),
+    ],
+)
+def test_b15_lark_and_gbnf_are_told_apart(llm, grammar, expected):
+    asked = StructuredOutputsParams(grammar=grammar)
+    (output,) = run(llm, "a", SamplingParams(max_tokens=40, structured_outputs=asked, seed=1))
+    assert output.outputs[0].finish_reason == "stop", output.outputs[0].stop_reason
+    assert re.fullmatch(expected, output["text"])
 
 
 def test_a_control_that_forbids_all_that_fits_is_an_error_of_that_request_alone(llm):
@@ -247,7 +466,7 @@ def test_a_grammar_is_compiled_once_and_speaks_in_bytes_or_pieces(sentence_piece
     grammars = Grammars(sentence_piece, 300, [2])
     compiled = grammars.compile(StructuredOutputsParams(choice=["hello"]))
     assert grammars.compile(StructuredOutputsParams(choice=["hello"])) is compiled
-    first, second = compiled.matcher(), compiled.matcher()
+    first, second = (compiled.matcher(frozenset({2})) for _ in range(2))
     (byte,) = sentence_piece.convert_tokens_to_ids(["<0x68>"])
     mask = first.mask(())
     assert len(mask) == 40

@@ -58,6 +58,14 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
     assert slots.controls.flags([2, 12]).grammar
 
 
+def nested(depth):
+    """A schema with that many objects in each other."""
+    schema = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -75,11 +83,21 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
         ({"json": {"enum": {3}}}, "no JSON"),
         ({"json": "[]"}, "a schema, which is an object"),
         ({"json": True}, "a schema, which is an object"),
+        ({"json": {"minimum": float("nan")}}, "no JSON"),
+        ({"json": '{"minimum": NaN}'}, "NaN is no number of JSON's"),
+        ({"json": '{"a":' * 5000 + "1" + "}" * 5000}, "5000 levels deep: at most 100"),
+        ({"json": nested(101)}, "101 levels deep"),
+        ({"json": nested(5000)}, "nested more than a thousand levels deep"),
+        ({"regex": "a" * 300000}, "300000 bytes long: at most 262144"),
+        ({"grammar": 'start: "' + "a" * 70000}, "bytes long: at most 65536"),
+        ({"choice": [f"item {i}" for i in range(100000)]}, "bytes long: at most 1048576"),
+        ({"regex": "\ud800"}, "half of a surrogate pair"),
     ],
 )
 def test_what_asks_for_no_grammar_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as error:
         StructuredOutputsParams(**fields)
+    assert len(str(error.value)) < 1000
 
 
 def test_a_grammar_is_asked_for_in_one_of_five_ways():

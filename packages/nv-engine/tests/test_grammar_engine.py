@@ -11,7 +11,8 @@ LEAST, MOST = 6, 30
 class Remainders:
     """The k-th token is k modulo 7; from LEAST tokens on it may end, at MOST it must."""
 
-    def matcher(self):
+    def matcher(self, end_token_ids):
+        assert end_token_ids == {*EOS}
         return RemainderMatcher()
 
 

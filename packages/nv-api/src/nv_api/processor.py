@@ -135,9 +135,12 @@ class Processor:
         copies = {key: each.frozen() for key, each in distinct.items()}
         frozen = [copies[id(each)] for each in params]
         asked: list[Asked] = []
+        made: dict[int, tuple[SamplingParams, CompiledGrammar | None]] = {}
         with numbered(asked, len(prompts)):
             for prompt, own in zip(prompts, frozen, strict=True):
-                asked.append((prompt.token_ids, self._lower(own), self._grammar(own)))
+                if id(own) not in made:
+                    made[id(own)] = self._lower(own), self._grammar(own)
+                asked.append((prompt.token_ids, *made[id(own)]))
         ids = self._engine.add_list(asked, plain=True)
         try:
             requests = list(map(self._request, ids, prompts, frozen))

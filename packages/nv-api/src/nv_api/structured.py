@@ -4,11 +4,20 @@ Owns the way to llguidance (the extra `structured`), which knows grammars and wh
 Never applies a mask (the engine does) and never reads a completion's text.
 """
 
+import json
+import re
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from nv_engine.grammar import MAX_SHOWN, shown
+
+from nv_api.gbnf import to_lark
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -17,8 +26,35 @@ if TYPE_CHECKING:
 
 NUM_GRAMMARS = 256
 """Compiled grammars that are kept."""
-MAX_SHOWN = 300
-"""Characters of a grammar that an error shows."""
+COMPILE_SECONDS = 5.0
+"""The longest that a compile may take; other Python threads run meanwhile."""
+STACK_BYTES = 1 << 28
+"""Stack of a compile: llguidance recurses, with up to 8 KiB for each rule that names another."""
+MASK_SECONDS = 0.5
+"""The most CPU time that one mask, or one token taken in, may cost."""
+
+_REASONS = {
+    "NoExtensionBias": "no text fits from here on",
+    "retriever does not fetch": "it has a $ref or $schema to another document: put that under "
+    "$defs, and refer to it with #/$defs/…",
+    "coerce_one_of": "it has a oneOf of which several parts may fit: use anyOf",
+    "lookarounds not supported": "look-around, word boundaries and anchors inside are not "
+    "supported",
+    "Current row has": "more than 2000 ways to go on meet at one point: write a long alternation "
+    "as choice, as regex or as a terminal (a Lark rule whose name is in capitals)",
+} | dict.fromkeys(
+    (
+        "fuel exhausted",
+        "too many",
+        "Too many items",
+        "too big",
+        "too large",
+        "too complex",
+        "panic",
+    ),
+    "it is too complex: give smaller or fewer repeats, alternatives, rules and intersections",
+)
+"""What llguidance says, by a part of it, and what a user can do."""
 
 
 class Grammars:
@@ -52,7 +88,6 @@ class Grammars:
             )
         num_words = max(vocab_size, len(backend))
         self._tokenizer = from_tokenizer(backend, n_vocab=num_words, eos_token=list(eos_token_ids))
-        self._eos_token_ids = frozenset(eos_token_ids)
         self._num_mask_bytes = -(-vocab_size // 32) * 4
         self._compile = lru_cache(NUM_GRAMMARS)(self._compile_source)
 
@@ -66,40 +101,110 @@ class Grammars:
 
     def _compile_source(self, source: "GrammarSource") -> "CompiledGrammar":
         try:
-            matcher = _start(self._tokenizer, source)
+            matcher = _in_time(lambda: _start(self._tokenizer, source))
         except ValueError as error:
-            shown = textwrap.shorten(source.text, MAX_SHOWN)
-            message = f"structured_outputs.{source.kind} is {shown!r}: {error}"
+            message = f"structured_outputs.{source.kind} is {shown(source.text)}: {error}"
             raise ValueError(message) from None
-        return CompiledGrammar(matcher, self._tokenizer, self._eos_token_ids, self._num_mask_bytes)
+        return CompiledGrammar(matcher, self._tokenizer, self._num_mask_bytes)
+
+
+def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":
+    """Compile in a thread of its own, with a deep stack and until a deadline.
+
+    A compile that is given up goes on by itself until one of llguidance's own limits ends it.
+
+    Raises:
+        ValueError: as `compiled`, or the deadline passed.
+    """
+    result: Future[LLMatcher] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(compiled())
+        except BaseException as error:
+            result.set_exception(error)  # raised by whoever waits
+
+    usual = threading.stack_size(STACK_BYTES)
+    try:
+        threading.Thread(target=work, daemon=True).start()
+    finally:
+        threading.stack_size(usual)
+    try:
+        return result.result(COMPILE_SECONDS)
+    except TimeoutError:
+        raise ValueError(
+            f"it takes more than {COMPILE_SECONDS:g} s to compile: give smaller or fewer repeats, "
+            "alternatives and intersections"
+        ) from None
 
 
 def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
-    """A matcher at the beginning of a grammar.
+    """A matcher at the beginning of a grammar, which one token on is still within limits.
 
     Raises:
-        ValueError: it is no grammar.
+        ValueError: it is no grammar, or no text fits it.
     """
-    from llguidance import LLMatcher, LLParserLimits, grammar_from  # noqa: PLC0415  # an extra
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # an extra
 
     if source.kind in ("json", "json_object"):
         text = LLMatcher.grammar_from_json_schema(
             source.text, overrides={"whitespace_flexible": not source.is_compact}
         )
-    elif source.kind == "regex":
-        text = LLMatcher.grammar_from_regex(source.text)
-    elif source.kind == "choice":
-        text = grammar_from("choice", source.text)
+    elif source.kind == "grammar":
+        text = LLMatcher.grammar_from_lark(to_lark(source.text))
     else:
-        text = grammar_from("grammar", source.text)
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer)
-    if is_wrong:
-        raise ValueError(messages[0].strip())
+        is_choice = source.kind == "choice"
+        text = LLMatcher.grammar_from_regex(
+            _alternation(json.loads(source.text)) if is_choice else _regex(source.text)
+        )
     # A matcher says no more than what is wrong: not the whole grammar.
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
-    if matcher.is_error():
-        raise ValueError(matcher.get_error())
+    for tried in (matcher, _one_token_on(matcher, tokenizer.eos_tokens)):
+        if tried.is_error():
+            raise ValueError(_reason(tried))
     return matcher
+
+
+def _one_token_on(matcher: "LLMatcher", eos_token_ids: Iterable[int]) -> "LLMatcher":
+    """A copy after one token that fits: llguidance meets most of its limits by then."""
+    ahead = matcher.deep_copy()
+    allowed = int.from_bytes(ahead.compute_bitmask(), "little")
+    for token in eos_token_ids:
+        allowed &= ~(1 << token)
+    if allowed and not ahead.is_error():
+        token = (allowed & -allowed).bit_length() - 1
+        if ahead.validate_tokens([token]):  # not where an added token spells the text
+            ahead.consume_token(token)
+    return ahead
+
+
+def _alternation(texts: Iterable[str]) -> str:
+    """The regular expression of some texts: one terminal, where a grammar has an item for each."""
+    return "|".join(
+        "".join(
+            char if char.isalnum() or char in " _" else f"\\x{{{ord(char):x}}}" for char in text
+        )
+        for text in dict.fromkeys(texts)
+    )
+
+
+def _regex(pattern: str) -> str:
+    """A pattern, unless it ends in half an escape, which llguidance would leave out."""
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise ValueError("it ends in a single backslash: write two for the character")
+    return pattern
+
+
+def _reason(matcher: "LLMatcher") -> str:
+    """What is wrong with a matcher, in one line."""
+    error: str = matcher.get_error()
+    for part, reason in _REASONS.items():
+        if part in error:
+            return reason
+    _, _, of_regex = error.partition("\nerror: ")
+    line = (of_regex or error).strip().splitlines()[0]
+    line = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", line)
+    return textwrap.shorten(line, MAX_SHOWN, placeholder=" …")
 
 
 @dataclass(frozen=True)
@@ -109,44 +214,91 @@ class CompiledGrammar:
     start: "LLMatcher"
     """At the beginning, where it stays."""
     tokenizer: "LLTokenizer"
-    eos_token_ids: frozenset[int]
     num_mask_bytes: int
 
-    def matcher(self) -> "GrammarMatcher":
-        """A matcher of one completion's own, at the beginning."""
-        return GrammarMatcher(self)
+    def matcher(self, end_token_ids: frozenset[int]) -> "GrammarMatcher":
+        """A matcher of one completion's own, at the beginning; `end_token_ids` end it."""
+        return GrammarMatcher(self, end_token_ids)
 
 
 class GrammarMatcher:
     """Where one completion stands in its grammar; see `nv_engine.Matcher`."""
 
-    def __init__(self, grammar: CompiledGrammar) -> None:
+    def __init__(self, grammar: CompiledGrammar, end_token_ids: frozenset[int]) -> None:
         self._grammar = grammar
+        self._ends = end_token_ids
+        self._fault: str | None = None
         self._matcher = grammar.start.deep_copy()
 
     def accept(self, token_ids: Iterable[int]) -> str | None:
         """Go on by the tokens drawn; if one does not fit, say why."""
-        matcher = self._matcher
         for token in token_ids:
-            is_over = matcher.is_stopped() and not matcher.is_error()
-            if is_over and token in self._grammar.eos_token_ids:
-                continue  # llguidance takes no token behind its own end, this one neither
-            if not matcher.consume_token(token):
-                return f"structured_outputs: {matcher.get_error().splitlines()[0]}"
-        return None
+            began = time.thread_time()
+            if self._fault is None and not (token in self._ends and self._matcher.is_accepting()):
+                self._take(token)
+            self._check_time(began)
+        return None if self._fault is None else f"structured_outputs: {self._fault}"
+
+    def _take(self, token: int) -> None:
+        """Take a token of the text, or one that the grammar itself names and that ends it."""
+        ends = token in self._ends
+        if ends and not self._may_end_with(self._matcher, token):
+            self._fault = f"token {token} ends the text where the grammar does not"
+        elif not self._matcher.consume_token(token):
+            self._fault = _reason(self._matcher)
 
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Which tokens may come next, without those unwanted unless nothing else is left."""
-        bits: bytes = self._matcher.compute_bitmask()[: self._grammar.num_mask_bytes]
-        allowed = int.from_bytes(bits, "little")
-        if allowed.bit_count() == 1:
-            bits = self._spelled(allowed.bit_length() - 1).to_bytes(len(bits), "little")
-        if not unwanted:
-            return bits
+        began = time.thread_time()
+        bits = self._allowed()
+        self._check_time(began)
+        if self._matcher.is_error():
+            self._fault = _reason(self._matcher)
         wanted = bytearray(bits)
         for token in unwanted:
             wanted[token // 8] &= ~(1 << token % 8)
         return bytes(wanted) if any(wanted) else bits
+
+    def _allowed(self) -> bytes:
+        """The mask of all that fits: tokens that end the text where the grammar may end alone."""
+        matcher = self._matcher
+        fitting: bytes = matcher.compute_bitmask()[: self._grammar.num_mask_bytes]
+        allowed = int.from_bytes(fitting, "little")
+        if allowed.bit_count() == 1:
+            fitting = self._spelled(allowed.bit_length() - 1).to_bytes(len(fitting), "little")
+        bits, may_end = bytearray(fitting), matcher.is_accepting()
+        for token in self._ends:
+            byte, bit = token // 8, 1 << token % 8
+            if may_end:
+                bits[byte] |= bit
+            elif bits[byte] & bit and not self._may_end_with(matcher, token):
+                bits[byte] &= ~bit
+        if any(bits):
+            return bytes(bits)
+        self._fault = (
+            "every token that fits ends the text (EOS, stop_token_ids), and the grammar does not "
+            "end here: take it out of stop_token_ids"
+        )
+        return fitting
+
+    def _may_end_with(self, matcher: "LLMatcher", token: int) -> bool:
+        """Whether a token that ends the text is the end of the grammar too.
+
+        It is where a grammar names a special token as its last. An ordinary one is never: its text
+        does not count, so that the grammar would lack it.
+        """
+        if not self._grammar.tokenizer.is_special_token(token):
+            return False
+        ahead = matcher.deep_copy()
+        return ahead.consume_token(token) and ahead.is_accepting()
+
+    def _check_time(self, began: float) -> None:
+        seconds = time.thread_time() - began
+        if seconds > MASK_SECONDS:
+            self._fault = (
+                f"one token costs {seconds:.1f} s of the host, and {MASK_SECONDS:g} s are allowed: "
+                "give a grammar that is less ambiguous"
+            )
 
     def _spelled(self, token: int) -> int:
         """The mask of the one token that may come next.
@@ -162,3 +314,4 @@ class GrammarMatcher:
     def reset(self) -> None:
         """Go back to the beginning."""
         self._matcher = self._grammar.start.deep_copy()
+        self._fault = None

@@ -5,11 +5,21 @@ tokens in and takes masks out. Never compiles one: that needs text (`nv_api` doe
 """
 
 import json
+import re
+import textwrap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
+MAX_BYTES = {"json": 1 << 18, "regex": 1 << 18, "choice": 1 << 20, "grammar": 1 << 16}
+"""Most UTF-8 bytes of each kind; of choices, all together. A larger one could compile for long."""
+MAX_DEPTH = 100
+"""Most brackets that may be open at one point of a JSON schema."""
+MAX_SHOWN = 300
+"""Characters of a value that an error shows."""
+_JSON_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+_BRACKET = re.compile(r"[\[\]{}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +27,8 @@ class StructuredOutputsParams:
     """What the text of a completion must be; names follow vLLM. Exactly one of the first five.
 
     Raises:
-        ValueError: at construction: none or several are given, or one has the wrong type.
+        ValueError: at construction: none or several are given, one has the wrong type, or it is
+            larger than MAX_BYTES or nested deeper than MAX_DEPTH.
     """
 
     json: str | dict[str, Any] | None = None
@@ -25,7 +36,7 @@ class StructuredOutputsParams:
     regex: str | None = None
     """A text that a regular expression matches from end to end."""
     choice: list[str] | None = None
-    """One of these texts."""
+    """One of these texts, each not empty; a text given twice counts once."""
     grammar: str | None = None
     """A text of a grammar, in EBNF (GBNF: `root ::= …`) or Lark (`start: …`)."""
     json_object: bool | None = None
@@ -43,31 +54,39 @@ class StructuredOutputsParams:
         for kind in ("regex", "grammar"):
             text = getattr(self, kind)
             if text is not None and not isinstance(text, str):
-                raise ValueError(f"structured_outputs.{kind} is {text!r}: it must be a string")
+                raise ValueError(f"structured_outputs.{kind} is {shown(text)}: it must be a string")
         for flag in ("json_object", "disable_any_whitespace"):
             value = getattr(self, flag)
             if value is not None and not isinstance(value, bool):
                 raise ValueError(
-                    f"structured_outputs.{flag} is {value!r}: it must be True or False"
+                    f"structured_outputs.{flag} is {shown(value)}: it must be True or False"
                 )
         choice = self.choice
         if choice is not None and not _is_texts(choice):
             raise ValueError(
-                f"structured_outputs.choice is {choice!r}: it must be a list of non-empty strings"
+                f"structured_outputs.choice is {shown(choice)}: it must be a list of non-empty "
+                "strings"
             )
-        self._check_json()
+        text = self._text(given[0])
+        _check_size(given[0], text)
+        if self.json is not None:
+            _check_schema(text)
 
-    def _check_json(self) -> None:
+    def _text(self, kind: str) -> str:
+        """What was asked for, as a text; of a choice its texts as a JSON list."""
+        value = getattr(self, kind)
+        if kind == "json_object":
+            return '{"type": "object"}'
+        if isinstance(value, str):
+            return value
         try:
-            schema = json.loads(self.source.text) if self.json is not None else {}
+            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except RecursionError:
+            raise ValueError(_too_deep("more than a thousand")) from None
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"structured_outputs.json is {self.json!r}, which is no JSON: {error}"
+                f"structured_outputs.{kind} is {shown(value)}, which is no JSON: {error}"
             ) from None
-        if not isinstance(schema, dict):
-            raise ValueError(
-                f"structured_outputs.json is {self.json!r}: it must be a schema, which is an object"
-            )
 
     @property
     def _given(self) -> list[str]:
@@ -77,12 +96,62 @@ class StructuredOutputsParams:
     def source(self) -> "GrammarSource":
         """What was asked for, as texts."""
         (kind,) = self._given
-        value = getattr(self, kind)
-        if kind == "json_object":
-            text = '{"type": "object"}'
-        else:
-            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        return GrammarSource(kind, text, self.disable_any_whitespace)
+        return GrammarSource(kind, self._text(kind), self.disable_any_whitespace)
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: its beginning."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deep to show"
+    return textwrap.shorten(text[: 4 * MAX_SHOWN], MAX_SHOWN, placeholder=" …")
+
+
+def _check_size(kind: str, text: str) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"structured_outputs.{kind} has {text[error.start]!r}, half of a surrogate pair, which "
+            "no text has: give the whole character"
+        ) from None
+    most = MAX_BYTES.get(kind, num_bytes)
+    if num_bytes > most:
+        raise ValueError(
+            f"structured_outputs.{kind} is {num_bytes} bytes long: at most {most} are compiled, "
+            "so give a smaller one"
+        )
+
+
+def _check_schema(text: str) -> None:
+    depth = most = 0
+    for bracket in _BRACKET.findall(_JSON_STRING.sub("", text)):
+        depth += 1 if bracket in "[{" else -1
+        most = max(most, depth)
+    if most > MAX_DEPTH:
+        raise ValueError(_too_deep(str(most)))
+    try:
+        schema = json.loads(text, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise ValueError(
+            f"structured_outputs.json is {shown(text)}, which is no JSON: {error}"
+        ) from None
+    if not isinstance(schema, dict):
+        raise ValueError(
+            f"structured_outputs.json is {shown(text)}: it must be a schema, which is an object"
+        )
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
+def _too_deep(depth: str) -> str:
+    return (
+        f"structured_outputs.json is nested {depth} levels deep: at most {MAX_DEPTH} are compiled, "
+        "so put inner schemas under $defs and refer to them"
+    )
 
 
 def _is_texts(value: object) -> bool:
@@ -111,7 +180,8 @@ class Matcher(Protocol):
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Which tokens may come next: a bit each, lowest first, in ceil(V / 32) * 4 bytes.
 
-        EOS may come where the grammar may end, and ends it. At least one bit is set.
+        Tokens that end the completion may come where the grammar may end, and only there. At least
+        one bit is set.
 
         Args:
             unwanted: tokens to leave out, unless nothing else is left.
@@ -124,5 +194,9 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """A compiled grammar."""
 
-    def matcher(self) -> Matcher:
-        """A matcher of one completion's own, at the beginning."""
+    def matcher(self, end_token_ids: frozenset[int]) -> Matcher:
+        """A matcher of one completion's own, at the beginning.
+
+        Args:
+            end_token_ids: each ends the completion: EOS and its stop tokens.
+        """
