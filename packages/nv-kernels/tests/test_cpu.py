@@ -197,10 +197,15 @@ print(nk.attention_backend("auto", device="cpu", dtype=torch.float32, num_q_head
     [
         ({"CXX": "no-such-compiler"}, "no-such-compiler was not found; install g++, or set CXX"),
         ({"CXX": "false -O1"}, "false -O1 failed"),
-        ({"XDG_CACHE_HOME": "/dev/null"}, "/dev/null"),
+        (
+            {"XDG_CACHE_HOME": "/dev/null", "HOME": "/dev/null", "TMPDIR": "{tmp_path}"},
+            "set XDG_CACHE_HOME to a folder that it can",
+        ),
     ],
 )
 def test_without_the_kernels_torch_computes_and_the_reason_is_said(change, words, tmp_path):
+    (tmp_path / f"nv-{os.getuid()}").touch()  # so that no folder for temporary files is left
+    change = {name: value.format(tmp_path=tmp_path) for name, value in change.items()}
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **change}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=True

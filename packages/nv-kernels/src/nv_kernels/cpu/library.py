@@ -17,6 +17,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from nv_kernels.cache_folder import cache_path
+
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -27,7 +29,7 @@ def library() -> ctypes.CDLL | None:
     """Compile the kernels, if this machine never did, and load them.
 
     The compiler is `$CXX`, or the first of c++, g++ and clang++ that is there. The library is kept
-    in `$XDG_CACHE_HOME/nv/kernels`, by default under ~/.cache.
+    in `$XDG_CACHE_HOME/nv/kernels`, by default under ~/.cache (`cache_folder` has the others).
 
     Returns:
         The library, or None where it cannot be made; `why_not` then says why.
@@ -47,17 +49,15 @@ def _load() -> ctypes.CDLL | str:
     compiler = find_compiler()
     if not compiler:
         return f"{os.environ.get('CXX') or 'a C++ compiler'} was not found; install g++, or set CXX"
-    folder = _folder()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{_fingerprint(compiler)}.so"
+        path = cache_path("kernels", f"{_fingerprint(compiler)}.so")
         if not path.exists():
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
         return f"{' '.join(compiler)} failed: {error.stderr.strip()[-500:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{' '.join(compiler)} in {folder}: {error}"
+        return f"{' '.join(compiler)}: {error}"
 
 
 def find_compiler() -> list[str]:
@@ -65,11 +65,6 @@ def find_compiler() -> list[str]:
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     commands = (shlex.split(name) for name in names)
     return next((each for each in commands if each and shutil.which(each[0])), [])
-
-
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nv" / "kernels"
 
 
 def _fingerprint(compiler: list[str]) -> str:
