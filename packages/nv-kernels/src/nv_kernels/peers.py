@@ -60,7 +60,7 @@ class PeerBuffers:
             addresses: of all ranks' buffers, as its device finds them.
         """
         counts = torch.zeros(own.shape[2], dtype=torch.int32, device=own.device)
-        return cls(rank, own, torch.tensor(addresses, dtype=torch.int64).to(own.device), counts)
+        return cls(rank, own, torch.tensor(addresses, dtype=torch.int64, device=own.device), counts)
 
     @classmethod
     def over(cls, rank: int, buffers: Sequence[torch.Tensor]) -> PeerBuffers:

@@ -128,5 +128,5 @@ def _to_host(part: Tensor) -> Tensor:
     """Queue a copy to the host; nothing is there until the stream got so far."""
     if not part.is_cuda:
         return part
-    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    host = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
     return host.copy_(part, non_blocking=True)

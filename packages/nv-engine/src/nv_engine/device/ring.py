@@ -20,7 +20,9 @@ class ResultRing:
 
     def __init__(self, num_entries: int, num_rows: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
-        entries = torch.zeros(num_entries, num_rows, dtype=torch.int64, pin_memory=pinned)
+        entries = torch.zeros(
+            num_entries, num_rows, dtype=torch.int64, device="cpu", pin_memory=pinned
+        )
         self.tokens = nk.TokenRing(entries, torch.zeros(1, dtype=torch.int64, device=device))
         self._num_steps = 0
 

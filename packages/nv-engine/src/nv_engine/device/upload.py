@@ -17,5 +17,5 @@ def upload(values: object, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Host values to the device without waiting for it."""
     if isinstance(values, array):
         values = torch.frombuffer(values, dtype=torch.int64)
-    host = torch.as_tensor(values, dtype=dtype)
+    host = torch.as_tensor(values, dtype=dtype, device="cpu")
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

@@ -44,7 +44,7 @@ class Scratch:
         """
         size = num_rows * width * dtype.itemsize
         if purpose not in self._bytes or self._bytes[purpose].numel() < size:
-            self._bytes[purpose] = torch.empty(size, dtype=torch.uint8)
+            self._bytes[purpose] = torch.empty(size, dtype=torch.uint8, device="cpu")
         return self._bytes[purpose][:size].view(dtype).view(num_rows, width)
 
 
@@ -187,8 +187,8 @@ def _gather(cache: torch.Tensor, batch: Batch, scratch: Scratch) -> torch.Tensor
 def _heights(head_dim: int, num_threads: int) -> tuple[int, ...]:
     """Measure which R give the same bits in both products; TALL among them, or alone."""
     del num_threads  # the library's kernel depends on it
-    generator = torch.Generator().manual_seed(2)
-    tile = torch.randn(1, KEYS, head_dim, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(2)
+    tile = torch.randn(1, KEYS, head_dim, generator=generator, dtype=torch.float32, device="cpu")
     wide = _widened(tile)
 
     def scores(block: torch.Tensor, out: torch.Tensor) -> None:

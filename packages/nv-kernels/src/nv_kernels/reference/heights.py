@@ -48,13 +48,13 @@ def agreeing_heights(
     """
     if num_outputs < LEAST_OUTPUTS:
         return (1,)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(heights[0], num_columns, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(heights[0], num_columns, generator=generator, dtype=torch.float32, device="cpu")
     groups: list[tuple[torch.Tensor, list[int]]] = []
     for height in heights:
         if _places_matter(product, x[:1].repeat(height, 1), num_outputs):
             continue
-        rows = torch.empty(heights[0], num_outputs)
+        rows = x.new_empty(heights[0], num_outputs)
         for block, out in zip(torch.split(x, height), torch.split(rows, height), strict=True):
             product(block, out)
         for first, members in groups:
@@ -68,7 +68,7 @@ def agreeing_heights(
 
 def _places_matter(product: Product, same: torch.Tensor, num_outputs: int) -> bool:
     """Whether equal rows [h, K] come out different."""
-    out = torch.empty(same.shape[0], num_outputs)
+    out = same.new_empty(same.shape[0], num_outputs)
     product(same, out)
     return not torch.equal(out, out[:1].expand_as(out))
 

@@ -133,8 +133,8 @@ def _product_into(
 def _heights(rows: int, columns: int, by_columns: bool, num_threads: int) -> tuple[int, ...]:
     """Measure, once a shape, which heights agree for fp32 weights [rows, columns]."""
     del num_threads  # the library's kernel depends on it
-    generator = torch.Generator().manual_seed(1)
-    weight = torch.randn(rows, columns, generator=generator)
+    generator = torch.Generator("cpu").manual_seed(1)
+    weight = torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu")
     if by_columns:
         weight = pack_weight(weight)
     return agreeing_heights(
