@@ -37,6 +37,18 @@ def test_a_duplicates_eviction_does_not_lose_a_live_hit() -> None:
         blocks.check([kept, other, hit])
 
 
+def test_of_two_copies_the_newest_is_found() -> None:
+    """The older one may be evicted sooner: a hit on the newest leaves more to find."""
+    blocks = BlockManager(4, 32)
+    tokens = numbers(33)
+    tables = [blocks.match(tokens[:32]) for _ in range(2)]
+    for table in tables:
+        assert blocks.extend(table, 32)
+        blocks.publish(table, tokens, 32)
+    older, newest = tables
+    assert blocks.match(tokens).ids == newest.ids != older.ids
+
+
 def test_a_prefix_outlives_its_tail(serve) -> None:
     blocks = BlockManager(4, 16)
     tokens = numbers(65)
