@@ -234,3 +234,15 @@ def test_bf16_greedy_in_a_batch_is_transformers_up_to_rounding(shaped):
         allowed = [allowed_steps(way, shaped, prompt, tokens) for way in ways]
         assert (behind_T <= torch.stack(allowed).amin(0)).all(), behind_T
         assert (behind_T == 0).sum() >= NUM_TOKENS - 2, behind_T
+
+
+def test_torch_s_default_device_and_dtype_change_nothing(tmp_path):
+    folder = make(tmp_path)
+    expected = complete(folder, 8)
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert complete(folder, 8) == expected
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)

@@ -57,6 +57,15 @@ ROPES = {
         "rope_scaling": {**YARN, "attention_factor": 1.5},
         "rope_theta": 1e4,
     },
+    "yarn, a range past the last dimension": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "rope_theta": 10.0,
+        },
+        "max_position_embeddings": 4096,
+    },
     "llama3": {"rope_theta": 5e5, "rope_scaling": LLAMA3, "max_position_embeddings": 131072},
 }
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
 from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
+from nv_models.checkpoint.gguf.header import read_header
 from nv_models.rope import frequencies
 from safetensors.torch import load_file, save_file
 
@@ -144,7 +146,7 @@ def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path
     with pytest.raises(ValueError, match=r"lacks the metadata llama.rope.scaling.factor"):
         resolve(tmp_path / "m.gguf")
     write_gguf(folder, tmp_path / "r.gguf", Kind.F32, metadata={"rope.dimension_count": 32})
-    with pytest.raises(ValueError, match="rotates 32 of 64"):
+    with pytest.raises(ValueError, match=r"rope.dimension_count is 32, .* not supported"):
         resolve(tmp_path / "r.gguf")
 
 
@@ -244,3 +246,19 @@ def test_without_the_extra(tiny_checkpoint, write_gguf, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'nv-models\[gguf\]'"):
         resolve(tmp_path / "model.gguf")
+
+
+def test_tensors_begin_at_the_next_aligned_byte(tmp_path):
+    """Also where the header ends at one, as one of 32 lengths in a row does."""
+    expected = np.arange(8, dtype=np.float32)
+    for length in range(32):
+        file = tmp_path / f"{length}.gguf"
+        writer = GGUFWriter(file, "llama")
+        writer.add_string("llama.note", "x" * length)
+        writer.add_tensor("t", expected)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        info = read_header(file).tensors["t"]
+        assert np.array_equal(np.fromfile(file, np.float32, 8, offset=info.offset), expected)

@@ -6,7 +6,7 @@ import sys
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
-from nv_models import locate, resolve
+from nv_models import hub, locate, resolve
 
 
 def test_folder_is_itself(tmp_path):
@@ -52,7 +52,7 @@ def test_hub_name_goes_to_the_hub(monkeypatch, tmp_path):
         assert "*.safetensors" in allow_patterns
         return str(tmp_path)
 
-    monkeypatch.setattr(locate, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     assert resolve("Qwen/Qwen3-0.6B", revision="abc") == tmp_path
     assert calls == [("Qwen/Qwen3-0.6B", "abc")]
 
@@ -79,7 +79,7 @@ def test_errors_of_the_hub(monkeypatch, error, expected, message):
     def snapshot_download(*args, **kwargs):
         raise error.__new__(error)
 
-    monkeypatch.setattr(locate, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
     with pytest.raises(expected, match=message):
         resolve("some/model", revision="v9")
 

@@ -215,3 +215,79 @@ def test_a_dtype_of_the_config_that_is_none(tiny_checkpoint, stated):
     with pytest.raises(ValueError, match=f"config.json: dtype is {stated!r}, but must be one of"):
         load_model(folder)
     assert load_model(folder, dtype="float32").config.dtype == torch.float32
+
+
+def test_an_index_comes_before_a_single_file(sharded):
+    folder, tensors = sharded
+    changed = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    save_file(changed, folder / "model.safetensors")
+    assert torch.equal(load_model(folder).lm_head.weight, tensors["lm_head.weight"])
+    (folder / "a.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"a.safetensors is missing"):
+        load_model(folder)
+    (folder / "b.safetensors").unlink()  # an index of files that were all joined to one
+    assert not load_model(folder).lm_head.weight.any()
+
+
+def test_a_second_definition_of_a_tensor(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    save_file({Q: tensors[Q]}, folder / "b.safetensors")
+    with pytest.raises(ValueError, match=rf"{Q} in .*b.safetensors is also in another file"):
+        load_model(folder)
+
+
+def test_a_stored_head_is_skipped_only_where_it_is_tied(edited):
+    def change(tensors):
+        tensors["lm_head.weight"] = torch.full_like(tensors["model.embed_tokens.weight"], 3.0)
+
+    model = load_model(edited(change, tie_word_embeddings=False))
+    assert (model.lm_head.weight == 3.0).all()
+
+
+POINTER = """version https://git-lfs.github.com/spec/v1
+oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393
+size 12345
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "tokenizer.json", "tokenizer.model", "m.gguf"],
+)
+def test_a_git_lfs_pointer_is_named(tiny_checkpoint, name):
+    folder = tiny_checkpoint()
+    (folder / name).write_text(POINTER)
+    path = folder / name if name.endswith(".gguf") else folder
+    with pytest.raises(ValueError, match=rf"{name} .*is a Git LFS pointer.* `git lfs pull`"):
+        load_model(path)
+
+
+def test_a_git_lfs_pointer_in_place_of_an_index_or_a_shard(sharded):
+    folder, _ = sharded
+    (folder / "b.safetensors").write_text(POINTER)
+    with pytest.raises(ValueError, match=r"b.safetensors .*is a Git LFS pointer"):
+        load_model(folder)
+    (folder / "model.safetensors.index.json").write_text(POINTER)
+    with pytest.raises(ValueError, match=r"index.json is a Git LFS pointer"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torch_s_defaults_change_nothing(tiny_checkpoint, paged_runner, device, dtype):
+    folder = tiny_checkpoint()
+    expected = load_model(folder)
+    torch.set_default_device(device)
+    torch.set_default_dtype(dtype)
+    try:
+        model = load_model(folder)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    wanted = {**dict(expected.named_parameters()), **dict(expected.named_buffers())}
+    for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
+        assert torch.equal(parameter, wanted[name]), name
+    assert torch.equal(model.model.cos_sin, expected.model.cos_sin)
+    assert torch.equal(paged_runner(model).step([5, 6]), paged_runner(expected).step([5, 6]))

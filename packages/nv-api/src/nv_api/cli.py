@@ -97,7 +97,9 @@ class Settings:
             from nv_api.llm import LLM  # noqa: PLC0415  # imports torch: seconds
 
             model = DEMO if self.model is None else self.model
-            with LLM(model, **{name: getattr(self, name) for name in ENGINE_OPTIONS}) as llm:
+            asked = {name: getattr(self, name) for name in ENGINE_OPTIONS}
+            changed = {n: value for n, value in asked.items() if value != getattr(Settings, n)}
+            with LLM(model, **changed) as llm:
                 yield llm, replace(llm.get_default_sampling_params(), **given)
 
     def _sampling(self, max_tokens: int, demo: dict[str, float]) -> dict[str, Any]:

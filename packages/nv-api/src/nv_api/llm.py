@@ -59,6 +59,7 @@ class LLM(PoolingMethods):
         asked = keywords.parse(str(model), options)
         path = resolve(model, asked.engine.revision)
         config = ModelConfig.from_path(path)  # first: it refuses what is not supported
+        keywords.warn_of_length(options, config.max_length)
         self._default_params = _default_params(path, config)
         self._text = None if asked.skip_tokenizer_init else _tokenizer(asked, path, config)
         self.tokenizer: PreTrainedTokenizerBase | None = self._text.backend if self._text else None

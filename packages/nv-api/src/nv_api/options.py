@@ -143,6 +143,17 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     )
 
 
+def warn_of_length(options: Mapping[str, Any], own: int) -> None:
+    """Say that a max_model_len which was asked for is cut to the model's own length."""
+    asked = options.get("max_model_len")
+    if asked is not None and asked > own:
+        warnings.warn(
+            f"max_model_len is {asked}, and the model's own length is {own} "
+            f"(max_position_embeddings and the scaling of its rope, in config.json): {own} it is",
+            stacklevel=3,
+        )
+
+
 def _warn_of_promises(known: Mapping[str, Any]) -> None:
     """Say once that code is not run, to whoever trusts it."""
     if known.get("trust_remote_code"):

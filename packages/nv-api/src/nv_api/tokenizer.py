@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from nv_models.locate import TOKENIZER_FILES, download
+from nv_models.hub import download
+from nv_models.locate import TOKENIZER_FILES
 
 from nv_api.chat_templates import check_templates
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer

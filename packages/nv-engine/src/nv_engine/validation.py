@@ -54,12 +54,20 @@ def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = F
         raise ValueError("the prompt is empty: it must have at least one token")
     _check_ids("the prompt", prompt, facts)
     if len(prompt) >= facts.max_model_len:
-        raise ValueError(
-            f"the prompt has {len(prompt)} tokens and max_model_len is {facts.max_model_len}, so "
-            "there is no room for one more: shorten the prompt, or raise max_model_len if the "
-            "model was made for more"
-        )
+        raise ValueError(f"the prompt has {len(prompt)} tokens and {_bound(facts)}")
     return prompt
+
+
+def _bound(facts: ModelFacts) -> str:
+    """Which setting bounds a sequence's length, and what a user can do about it."""
+    length, own = facts.max_model_len, facts.own_model_len
+    no_room = "so there is no room for one more: shorten the prompt"
+    if length < own:
+        return f"max_model_len is {length}, {no_room}, or raise max_model_len (up to {own})"
+    return (
+        f"the model's own length is {length} (max_position_embeddings and the scaling of its rope, "
+        f"in config.json), {no_room}"
+    )
 
 
 def _plain_ids(token_ids: Iterable[int]) -> list[int]:

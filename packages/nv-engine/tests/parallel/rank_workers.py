@@ -29,6 +29,7 @@ class Echo:
     """Draws, for each step, the sum of the batch's tokens as every rank sees it."""
 
     vocab_size, eos_token_ids, max_model_len, num_blocks, block_size = 1000, (), 100, 10, 16
+    own_model_len = 100
     mixed_steps = None
 
     def __init__(self, config, parallel):
@@ -53,7 +54,15 @@ class Recording:
         return pending
 
 
-FACTS = ("vocab_size", "eos_token_ids", "max_model_len", "num_blocks", "block_size", "mixed_steps")
+FACTS = (
+    "vocab_size",
+    "eos_token_ids",
+    "max_model_len",
+    "num_blocks",
+    "block_size",
+    "own_model_len",
+    "mixed_steps",
+)
 
 
 def record(folder, memory, config, parallel):

@@ -18,6 +18,7 @@ import torch
 from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
 from nv_models.registry import supported_architecture
 from nv_models.rope import RopeConfig, frequencies
+from nv_models.support import refuse_unread, refuse_unread_rope
 
 # What transformers' config class of an architecture says where config.json says nothing.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -69,7 +70,9 @@ class ModelConfig:
         num_kv_heads: Hkv over all ranks.
         head_dim: D.
         rms_norm_eps: added to the mean square.
-        max_position_embeddings: the longest sequence the checkpoint promises.
+        max_position_embeddings: what the checkpoint names so.
+        max_length: the longest sequence: `max_position_embeddings`, or what a scaled rope makes of
+            it (`RopeConfig.reach`); of a loaded model, where its table of angles ends.
         rope: the rotary embedding.
         attention_bias: q, k, v and o have biases.
         mlp_bias: gate, up and down have biases.
@@ -91,6 +94,7 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
+    max_length: int
     rope: RopeConfig
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -185,6 +189,9 @@ def model_config(
     num_q_heads = size(values, "num_attention_heads")
     hidden_size = size(values, "hidden_size")
     named = values.get("dtype") or values.get("torch_dtype")
+    head_dim = size(values, "head_dim", hidden_size // num_q_heads)
+    refuse_unread(values, head_dim)
+    rope, longest = rope_config(values), size(values, "max_position_embeddings")
     config = ModelConfig(
         architecture=architecture,
         vocab_size=size(values, "vocab_size"),
@@ -193,10 +200,11 @@ def model_config(
         num_layers=size(values, "num_hidden_layers"),
         num_q_heads=num_q_heads,
         num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
-        head_dim=size(values, "head_dim", hidden_size // num_q_heads),
+        head_dim=head_dim,
         rms_norm_eps=number(values, "rms_norm_eps", 1e-6),
-        max_position_embeddings=size(values, "max_position_embeddings"),
-        rope=rope_config(values),
+        max_position_embeddings=longest,
+        max_length=rope.reach(longest),
+        rope=rope,
         attention_bias=flag(values, "attention_bias"),
         mlp_bias=flag(values, "mlp_bias"),
         tie_word_embeddings=flag(values, "tie_word_embeddings"),
@@ -230,12 +238,13 @@ def rope_config(values: Mapping[str, Any]) -> RopeConfig:
         parameters |= numbers(values, ("original_max_position_embeddings",))
     if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
         parameters["factor"] = longest / size(parameters, "original_max_position_embeddings")
+    refuse_unread_rope(parameters)
     return RopeConfig.from_parameters(parameters)
 
 
 def refuse_quantized(raw: Mapping[str, Any]) -> None:
     """Raise NotImplementedError for a checkpoint whose weights are not plain floats."""
-    if quantization := table(raw, "quantization_config"):
+    if quantization := table(raw, "quantization_config") or table(raw, "compression_config"):
         method = quantization.get("quant_method", "unknown")
         raise NotImplementedError(
             f"the checkpoint is quantized ({method}), which is not built yet; "

@@ -77,7 +77,7 @@ class DecoderBody(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, placement)
         self.cos_sin = cos_sin_table(  # [max_position, D]
-            config.rope, config.head_dim, config.max_position_embeddings, placement.device
+            config.rope, config.head_dim, config.max_length, placement.device
         )
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:

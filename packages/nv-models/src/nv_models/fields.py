@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nv_models.pointer import refuse_pointer
+
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file, with errors that name it."""
@@ -18,6 +20,7 @@ def read_json(file: Path) -> dict[str, Any]:
             f"{file} does not exist; a model folder holds config.json, *.safetensors and the "
             "tokenizer's files"
         )
+    refuse_pointer(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

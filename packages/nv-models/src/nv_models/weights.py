@@ -11,6 +11,9 @@ from nv_models.checkpoint import Checkpoint
 from nv_models.placement import Shard
 
 DUMMY_STD = 0.02
+KNOWN_EXTRAS = ("rotary_emb.inv_freq", "lm_head.weight")
+"""Old files keep the rotary frequencies, and tied models, where no head is wanted, a copy of the
+embedding as head."""
 
 
 def list_shards(model: nn.Module) -> list[Shard]:
@@ -59,7 +62,7 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
     unexpected = [
         f"{name} {list(shape)} is unexpected"
         for name, shape in found.items()
-        if name not in wanted and not known_extra(name, wanted)
+        if name not in wanted and not name.endswith(KNOWN_EXTRAS)
     ]
     wrong = [
         f"{name} has shape {list(found[name])}, expected {list(shape)}"
@@ -67,12 +70,6 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
         if name in found and found[name] != shape
     ]
     return missing + unexpected + wrong
-
-
-def known_extra(name: str, wanted: dict[str, tuple[int, ...]]) -> bool:
-    """Old files keep the rotary frequencies, and tied models a copy of the embedding as head."""
-    tied = "lm_head.weight" not in wanted
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
 def fill_dummy(model: nn.Module, seed: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nv_engine.batch import Batch, StepResult
+from nv_engine.config import LARGEST
 from nv_engine.mixed import MixedSteps
 
 
@@ -23,7 +24,9 @@ class ModelFacts:
     num_blocks: int
     """Blocks of the KV cache (with several ranks: the minimum)."""
     block_size: int
-    """Tokens a block."""
+    """Tokens in a block."""
+    own_model_len: int = LARGEST
+    """The model's own longest sequence, whatever max_model_len asks for."""
     mixed_steps: MixedSteps | None = None
     """How prompts come in beside decoding rows; None: as max_num_batched_tokens allows."""
 
@@ -79,6 +82,7 @@ class RankWorker(Protocol):
     max_model_len: int
     num_blocks: int
     block_size: int
+    own_model_len: int
     mixed_steps: MixedSteps | None
 
     def run(self, batch: Batch) -> Pending:
@@ -94,5 +98,6 @@ def facts_of(worker: RankWorker) -> ModelFacts:
         max_model_len=worker.max_model_len,
         num_blocks=worker.num_blocks,
         block_size=worker.block_size,
+        own_model_len=worker.own_model_len,
         mixed_steps=worker.mixed_steps,
     )

@@ -4,12 +4,15 @@ Owns: open files and the slices read from them. Never: holds a whole tensor long
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+
+from nv_models.pointer import POINTER, is_pointer
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -33,22 +36,29 @@ class SafetensorsCheckpoint:
             self._open(file)
 
     def _listed(self, folder: Path) -> list[Path]:
-        """The files to read: one, or what the index names, or all; one that is gone is noted.
+        """The files to read: what the index names, or one, or all; one that is gone is noted.
 
-        Other files beside `model.safetensors` are other formats of it, or adapters.
+        The index comes first, as in vLLM, unless none of its files is there and `model.safetensors`
+        is. Other files are other formats of the model, or adapters.
         """
         single, index = folder / SINGLE, folder / INDEX
-        if single.exists() or (single.is_symlink() and not index.exists()):
-            return self._present([single])
-        if not index.exists():
-            return self._present(sorted(folder.glob("*.safetensors")))
+        has_single = single.exists() or single.is_symlink()
+        if index.exists():
+            indexed = self._indexed(index)
+            if not has_single or any(map(os.path.lexists, indexed)):
+                return self._present(indexed)
+        files = [single] if has_single else sorted(folder.glob("*.safetensors"))
+        return self._present(files)
+
+    def _indexed(self, index: Path) -> list[Path]:
+        """The files that an index names."""
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = [folder / name for name in sorted(set(weight_map.values()))]
+            return [index.parent / name for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.broken.append(f"{index} is not a safetensors index ({error!r})")
+            why = POINTER if is_pointer(index) else f"is not a safetensors index ({error!r})"
+            self.broken.append(f"{index} {why}")
             return []
-        return self._present(files)
 
     def _present(self, files: list[Path]) -> list[Path]:
         """Those of the files that are there; the others are noted."""
@@ -70,7 +80,8 @@ class SafetensorsCheckpoint:
             names = opened.keys()
         except (SafetensorError, OSError) as error:
             size = file.stat().st_size
-            self.broken.append(f"{file} ({size} bytes) is corrupt or truncated ({error})")
+            why = POINTER if is_pointer(file) else f"is corrupt or truncated ({error})"
+            self.broken.append(f"{file} ({size} bytes) {why}")
             return
         for name in names:
             view = opened.get_slice(name)
@@ -96,4 +107,6 @@ class SafetensorsCheckpoint:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""
         view = self._files[name].get_slice(name)
         kept = (slice(None),) * dim + (slice(start, start + target.shape[dim]),)
-        target.copy_(view[kept])
+        with torch.device("cpu"):  # else it is the default device, whatever a user made that
+            values = view[kept]
+        target.copy_(values)

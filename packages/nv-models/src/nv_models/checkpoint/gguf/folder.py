@@ -1,73 +1,96 @@
 """The folder that a GGUF file becomes, in the user's cache.
 
-Owns: its name, its contents (config.json, the tokenizer's files, the link `model.gguf`), and that
-it appears whole or not at all.
+Owns: its name, its contents (config.json, the tokenizer's files, a link to each part of the model),
+and that it appears whole or not at all.
 Never: copies a weight.
 """
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import nv_kernels as nk
+
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.gguf.header import read_header
+from nv_models.checkpoint.gguf.parts import model_name, part_files
+from nv_models.rope import RopeConfig
 
-FORMAT = 3  # raise it when the contents change, and old folders are left alone
-LINK = "model.gguf"
-FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", LINK)
-
-
-def cache_root() -> Path:
-    """`$XDG_CACHE_HOME/nv/gguf`, by default under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nv" / "gguf"
+FORMAT = 4  # raise it when the contents change, and old folders are left alone
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def gguf_folder(file: Path) -> Path:
-    """The cache folder of a file; the same as long as path, size and time of the file are.
+    """The cache folder of a file; the same as long as paths, sizes and times of its parts are.
 
     Raises:
+        FileNotFoundError: a part of the model does not lie beside the file.
         ValueError: not a GGUF file, or one of a model that is not supported.
+        OSError: the cache folder cannot be written.
     """
-    file = file.resolve()
-    status = file.stat()
-    identity = f"{FORMAT} {file} {status.st_size} {status.st_mtime_ns}"
-    folder = cache_root() / f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    if is_whole(folder):
+    files = [each.absolute() for each in part_files(file)]
+    folder = nk.cache_path("gguf", f"{model_name(file)}-{fingerprint(files)}")
+    if is_whole(folder, len(files)):
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
     try:
-        write_folder(file, draft)
-        if folder.exists() and not is_whole(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        draft.rename(folder)
-    except OSError:
-        if not is_whole(folder):  # else another process was faster
+        write_whole(files, folder)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
             raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        raise OSError(
+            f"the folder {folder} cannot be written ({error.strerror or error}): make room or give "
+            "the right to write, or set XDG_CACHE_HOME to another folder"
+        ) from error
     return folder
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether nobody has taken a file out of it."""
-    return all((folder / name).exists() for name in FILES)
+def fingerprint(files: list[Path]) -> str:
+    """Names a model's files as they are now."""
+    states = [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    return hashlib.sha256(f"{FORMAT} {states}".encode()).hexdigest()[:16]
 
 
-def write_folder(file: Path, folder: Path) -> None:
-    """Everything that the metadata can say, and a link to the rest."""
+def links(count: int) -> list[str]:
+    """The names of the links to a model's parts."""
+    if count == 1:
+        return ["model.gguf"]
+    return [f"model-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
+def is_whole(folder: Path, count: int) -> bool:
+    """Whether every file is there."""
+    return all((folder / name).exists() for name in (*FILES, *links(count)))
+
+
+def write_whole(files: list[Path], folder: Path) -> None:
+    """Write the folder under another name, then move it to its own."""
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    try:
+        write_folder(files, draft)
+        if folder.exists() and not is_whole(folder, len(files)):
+            shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    except OSError:
+        if not is_whole(folder, len(files)):  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def write_folder(files: list[Path], folder: Path) -> None:
+    """Everything that the metadata can say, and links to the rest."""
     require_extra()
     # Only now: transformers' tokenizers cost seconds, and a folder is written once.
     from nv_models.checkpoint.gguf.metadata import config_json  # noqa: PLC0415
     from nv_models.checkpoint.gguf.tokenizer import build_tokenizer  # noqa: PLC0415
 
-    header = read_header(file)
+    header = read_header(files[0])
     config = config_json(header)
-    tokenizer = build_tokenizer(header, config["max_position_embeddings"])
+    rope = RopeConfig.from_parameters(config["rope_parameters"])
+    tokenizer = build_tokenizer(header, rope.reach(config["max_position_embeddings"]))
     tokenizer.save_pretrained(folder, save_jinja_files=False)  # so that FILES are all
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    (folder / LINK).symlink_to(file)
+    for name, file in zip(links(len(files)), files, strict=True):
+        (folder / name).symlink_to(file)

@@ -1,33 +1,39 @@
 """The head of a GGUF file: metadata, and where each tensor lies.
 
-Owns: the parsing of versions 2 and 3, little endian (github.com/ggml-org/ggml, docs/gguf.md). The
-gguf library's own reader makes several arrays of each token, seconds for a large vocabulary.
+Owns: the parsing of versions 2 and 3, little endian (github.com/ggml-org/ggml, docs/gguf.md), and
+the joining of a model's parts. The gguf library's own reader makes several arrays of each token,
+seconds for a large vocabulary.
 Never: reads a tensor.
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
+
+from nv_models.checkpoint.gguf.parts import part_files
+from nv_models.pointer import refuse_pointer
 
 SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 DEFAULT_ALIGNMENT = 32
+AGAIN = "download or convert the file again"
 Value: TypeAlias = Any  # number, bool, string, or a list of them; the key says which
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Shape as torch counts it, ggml's type number, and the first byte in the file."""
+    """Shape as torch counts it, ggml's type number, and the first byte in its file."""
 
     shape: tuple[int, ...]
     kind: int
     offset: int
+    file: Path
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says before its tensors."""
+    """What a file says before its tensors; of a model in parts, its first file and all tensors."""
 
     file: Path
     metadata: dict[str, Value]
@@ -40,23 +46,61 @@ class Header:
 
 
 def read_header(file: Path) -> Header:
-    """Parse the head of a GGUF file.
+    """Parse the head of a GGUF file, and of all parts of its model.
+
+    Raises:
+        FileNotFoundError: a part does not lie beside the others.
+        ValueError: not GGUF, a version or byte order that is not read, a file that ends early, or
+            parts that do not belong together.
+    """
+    files = part_files(file)
+    headers = [read_part(each) for each in files]
+    tensors: dict[str, TensorInfo] = {}
+    for number, header in enumerate(headers):
+        check_part(header, number, len(files))
+        if twice := tensors.keys() & header.tensors.keys():
+            raise ValueError(f"{header.file}: {min(twice)} is also in another part; {AGAIN}")
+        tensors |= header.tensors
+    first = headers[0]
+    wanted = first.metadata.get("split.tensors.count", len(tensors))
+    if len(files) > 1 and wanted != len(tensors):
+        raise ValueError(
+            f"{first.file}: split.tensors.count is {wanted!r}, but the {len(files)} parts hold "
+            f"{len(tensors)} tensors; {AGAIN}"
+        )
+    return Header(first.file, first.metadata, tensors)
+
+
+def check_part(header: Header, number: int, count: int) -> None:
+    """Raise ValueError where a file's metadata and its name disagree on which part it is."""
+    for key, expected in (("split.count", count), ("split.no", number)):
+        found = header.metadata.get(key, expected)
+        if found != expected and not (key == "split.count" and count == 1 and found == 0):
+            raise ValueError(
+                f"{header.file}: {key} is {found!r}, and by the file's name it is {expected}: give "
+                "the parts of a model their names again, such as model-00001-of-00002.gguf"
+            )
+
+
+def read_part(file: Path) -> Header:
+    """Parse the head of one file.
 
     Raises:
         ValueError: not GGUF, a version or byte order that is not read, or a file that ends early.
     """
+    refuse_pointer(file)
     with file.open("rb") as stream:
         magic, version = stream.read(4), stream.read(4)
         if magic != b"GGUF" or version not in {b"\2\0\0\0", b"\3\0\0\0"}:
             raise ValueError(f"{file} is not a little-endian GGUF file of version 2 or 3")
         try:
             return parse(file, stream)
-        except (struct.error, KeyError, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        except (struct.error, KeyError, MemoryError, OverflowError) as error:
             raise ValueError(f"{file} is corrupt or truncated in its header ({error!r})") from error
 
 
 def parse(file: Path, stream: BinaryIO) -> Header:
-    """The header behind magic and version."""
+    """The header that follows magic and version."""
     num_tensors, num_keys = read_scalar(stream, "Q"), read_scalar(stream, "Q")
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
@@ -67,18 +111,14 @@ def parse(file: Path, stream: BinaryIO) -> Header:
         name = read_string(stream)
         dims = [read_scalar(stream, "Q") for _ in range(read_scalar(stream, "I"))]
         kind, offset = read_scalar(stream, "I"), read_scalar(stream, "Q")
-        relative[name] = TensorInfo(tuple(reversed(dims)), kind, offset)
+        relative[name] = TensorInfo(tuple(reversed(dims)), kind, offset, file)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(
-            f"{file}: general.alignment is {alignment!r}, but must be a positive integer; "
-            "download or convert the file again"
+            f"{file}: general.alignment is {alignment!r}, but must be a positive integer; {AGAIN}"
         )
     start = -(-stream.tell() // alignment) * alignment
-    tensors = {
-        name: TensorInfo(info.shape, info.kind, start + info.offset)
-        for name, info in relative.items()
-    }
+    tensors = {name: replace(info, offset=start + info.offset) for name, info in relative.items()}
     return Header(file, metadata, tensors)
 
 
@@ -88,12 +128,15 @@ def read_scalar(stream: BinaryIO, code: str) -> Value:
 
 
 def read_string(stream: BinaryIO) -> str:
-    """A length and that many bytes of UTF-8."""
+    """A length and that many bytes of UTF-8.
+
+    Bytes that are not UTF-8 become surrogates, which `Section` refuses where a text matters.
+    """
     length = read_scalar(stream, "Q")
     data = stream.read(length)
     if len(data) < length:
         raise struct.error(f"a string of {length} bytes ends early")
-    return data.decode("utf-8")
+    return data.decode("utf-8", errors="surrogateescape")
 
 
 def read_value(stream: BinaryIO, kind: int) -> Value:

@@ -8,10 +8,17 @@ import numpy as np
 import torch
 
 from nv_models.checkpoint.gguf.ends import end_ids
-from nv_models.checkpoint.gguf.header import Header, Value
-from nv_models.checkpoint.gguf.section import AGAIN, Section
-from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype
-from nv_models.rope import RopeConfig, frequencies
+from nv_models.checkpoint.gguf.header import AGAIN, Header, Value
+from nv_models.checkpoint.gguf.section import Section
+from nv_models.checkpoint.gguf.support import (
+    BIASES,
+    MLP,
+    has_biases,
+    refuse_keys,
+    refuse_tensors,
+)
+from nv_models.checkpoint.gguf.tensors import NAMES, ROPE_FACTORS, float_dtype
+from nv_models.rope import RopeConfig, frequencies, yarn_attention_factor
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -21,8 +28,8 @@ def config_json(header: Header) -> dict[str, Value]:
     """What config.json would say.
 
     Raises:
-        ValueError: an architecture or a rope that is not supported, or metadata that is not there
-            or of another type.
+        ValueError: an architecture, a rope, a key or a tensor that is not supported, or metadata
+            that is not there or of another type.
     """
     if header.architecture not in ARCHITECTURES:
         raise ValueError(
@@ -33,6 +40,8 @@ def config_json(header: Header) -> dict[str, Value]:
     vocab_size, hidden_size = matrix_shape(header, "token_embd.weight")
     num_heads = sizes.size("attention.head_count")
     head_dim = sizes.size("attention.key_length", hidden_size // num_heads)
+    refuse_keys(sizes, head_dim)
+    refuse_tensors(header, known_layers(header.architecture))
     tokens = Section(header, "tokenizer.ggml")
     return {
         "architectures": [ARCHITECTURES[header.architecture]],
@@ -48,12 +57,20 @@ def config_json(header: Header) -> dict[str, Value]:
         "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": sizes.size("context_length"),
         "rope_parameters": rope_parameters(sizes, head_dim),
-        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "attention_bias": has_biases(header, BIASES),
+        "mlp_bias": has_biases(header, MLP),
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "bos_token_id": tokens.index("bos_token_id", vocab_size),
         "eos_token_id": end_ids(tokens, vocab_size),
         "dtype": str(float_dtype(header)).removeprefix("torch."),
     }
+
+
+def known_layers(architecture: str) -> set[str]:
+    """The names of an architecture's layers in GGUF files."""
+    llama_only = {ROPE_FACTORS.removesuffix(".weight")}
+    qwen3_only = {"attn_q_norm", "attn_k_norm"}
+    return NAMES.keys() - qwen3_only | (llama_only if architecture == "llama" else qwen3_only)
 
 
 def matrix_shape(header: Header, name: str) -> tuple[int, int]:
@@ -69,38 +86,83 @@ def matrix_shape(header: Header, name: str) -> tuple[int, int]:
 
 
 def rope_parameters(sizes: Section, head_dim: int) -> dict[str, Value]:
-    """The rotary embedding under transformers' names."""
+    """The rotary embedding under transformers' names, read as llama.cpp reads it.
+
+    A factor without a type is linear, and `rope.scale_linear` is an older name of the factor.
+    """
     header = sizes.header
     rotated = sizes.size("rope.dimension_count", head_dim)
     if rotated != head_dim:
-        raise ValueError(f"{header.file} rotates {rotated} of {head_dim} dimensions of a head")
+        raise ValueError(
+            f"{header.file}: {sizes.name}.rope.dimension_count is {rotated}, so that a part of a "
+            f"head's {head_dim} dimensions is rotated, which is not supported"
+        )
     theta = sizes.number("rope.freq_base", 10000.0)
-    kind = sizes.text("rope.scaling.type", "none")
-    if ROPE_FACTORS in header.tensors:
-        return {"rope_theta": theta, **llama3_parameters(header, head_dim, theta)}
-    if kind == "none":
-        return {"rope_theta": theta, "rope_type": "default"}
-    if kind not in {"linear", "yarn"}:
+    kind = sizes.text("rope.scaling.type", "linear")
+    if kind not in {"none", "linear", "yarn"}:
         raise ValueError(f"{header.file} scales its rope by {kind!r}, which is not supported")
-    factor = sizes.number("rope.scaling.factor")
-    scaled = {"rope_theta": theta, "rope_type": kind, "factor": factor}
+    attention = sizes.number("rope.scaling.attn_factor", 1.0)
+    if attention != 1 and kind != "yarn":
+        raise ValueError(
+            f"{header.file}: {sizes.name}.rope.scaling.attn_factor is {attention:g} and the rope's "
+            f"scaling is {kind!r}, which is not supported together"
+        )
+    factor = 1.0 if kind == "none" else scaling_factor(sizes)
+    if ROPE_FACTORS in header.tensors:
+        if factor != 1:
+            raise ValueError(
+                f"{header.file} scales its rope twice, by {ROPE_FACTORS} and by "
+                f"{sizes.name}.rope.scaling.factor {factor:g}, which is not supported"
+            )
+        return {"rope_theta": theta, **llama3_parameters(header, head_dim, theta)}
     if kind == "yarn":
-        if theta <= 1:
-            raise sizes.error("rope.freq_base", theta, "more than 1 with yarn")
-        context = sizes.size("rope.scaling.original_context_length")
-        scaled["original_max_position_embeddings"] = context
-    return scaled
+        return yarn_parameters(sizes, theta, factor, attention)
+    if factor == 1:
+        return {"rope_theta": theta, "rope_type": "default"}
+    return {"rope_theta": theta, "rope_type": "linear", "factor": factor}
+
+
+def scaling_factor(sizes: Section) -> float:
+    """By how much positions are divided; 1 where the file names nothing, and for 0."""
+    older = sizes.value("rope.scale_linear")
+    key = "rope.scaling.factor"
+    if older is not None and sizes.value(key) is None:
+        key = "rope.scale_linear"
+    if sizes.value(key) == 0:
+        return 1.0
+    return sizes.number(key, None if sizes.value("rope.scaling.type") else 1.0)
+
+
+def yarn_parameters(
+    sizes: Section, theta: float, factor: float, attention: float
+) -> dict[str, Value]:
+    """YaRN's parameters; `attention` multiplies the temperature that follows from the factor."""
+    if theta <= 1:
+        raise sizes.error("rope.freq_base", theta, "more than 1 with yarn")
+    context = sizes.size("rope.scaling.original_context_length", sizes.size("context_length"))
+    return {
+        "rope_theta": theta,
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": context,
+        "attention_factor": attention * yarn_attention_factor(RopeConfig(theta, factor=factor)),
+    }
 
 
 def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, Value]:
-    """The parameters behind the tensor of divisors that llama.cpp computed from them.
+    """The parameters from which llama.cpp computed the tensor of divisors.
 
     All of Llama 3.1 to 3.3 share everything but the factor, which is the largest divisor.
     """
-    offset = header.tensors[ROPE_FACTORS].offset
-    stored = np.fromfile(header.file, np.float32, head_dim // 2, offset=offset)
+    info = header.tensors[ROPE_FACTORS]
+    if (info.kind, info.shape) != (0, (head_dim // 2,)):  # 0: fp32
+        raise ValueError(
+            f"{info.file}: {ROPE_FACTORS} must be {head_dim // 2} values of fp32, got shape "
+            f"{list(info.shape)} and type {info.kind}; {AGAIN}"
+        )
+    stored = np.fromfile(info.file, np.float32, head_dim // 2, offset=info.offset)
     if len(stored) < head_dim // 2:
-        raise ValueError(f"{header.file} is truncated: {ROPE_FACTORS} ends early; {AGAIN}")
+        raise ValueError(f"{info.file} is truncated: {ROPE_FACTORS} ends early; {AGAIN}")
     parameters = {"rope_type": "llama3", "factor": float(stored.max()), **LLAMA3}
     plain, _ = frequencies(RopeConfig(theta), head_dim)
     scaled, _ = frequencies(

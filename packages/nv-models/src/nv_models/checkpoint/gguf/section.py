@@ -8,9 +8,7 @@ import math
 import reprlib
 from dataclasses import dataclass
 
-from nv_models.checkpoint.gguf.header import Header, Value
-
-AGAIN = "download or convert the file again"
+from nv_models.checkpoint.gguf.header import AGAIN, Header, Value
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,15 @@ class Section:
     def text(self, key: str, default: str | None = None) -> str:
         """A string."""
         value = self._given(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, value, "a string")
-        return value
+        if not is_text(value):
+            raise self.error(key, value, "a string of UTF-8")
+        return str(value)
 
     def texts(self, key: str) -> list[str]:
         """A list of strings, at least one."""
         value = self._given(key, None)
-        if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-            raise self.error(key, value, "a list of strings")
+        if not isinstance(value, list) or not value or not all(map(is_text, value)):
+            raise self.error(key, value, "a list of strings of UTF-8")
         return value
 
     def numbers(self, key: str, count: int) -> list[float]:
@@ -96,6 +94,13 @@ def shown(value: Value) -> str:
     if isinstance(value, list):
         return f"{reprlib.repr(value)} ({len(value)} values)"
     return reprlib.repr(value)
+
+
+def is_text(value: Value) -> bool:
+    """A string that was UTF-8 in the file."""
+    if not isinstance(value, str):
+        return False
+    return value.isascii() or not any("\udc80" <= each <= "\udcff" for each in value)
 
 
 def is_integer(value: Value) -> bool:

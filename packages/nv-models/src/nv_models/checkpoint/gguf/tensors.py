@@ -46,7 +46,7 @@ class GGUFCheckpoint:
     """A GGUF file as the loader sees it."""
 
     def __init__(self, file: Path) -> None:
-        header = read_header(file)
+        header = read_header(file)  # of all parts
         self.broken: list[str] = []
         self.incomplete = False
         self._header = header
@@ -55,7 +55,8 @@ class GGUFCheckpoint:
             for name, info in header.tensors.items()
             if name != ROPE_FACTORS
         }
-        self._data = np.memmap(file, dtype=np.uint8, mode="r")
+        files = {info.file for info in header.tensors.values()}
+        self._data = {each: np.memmap(each, dtype=np.uint8, mode="r") for each in files}
         for name, info in header.tensors.items():
             self._check(name, info)
 
@@ -70,10 +71,9 @@ class GGUFCheckpoint:
             self.broken.append(f"{name} has the unknown type {info.kind}")
             return
         end = info.offset + int(np.prod(info.shape[:-1])) * row_bytes(info.shape[-1], info.kind)
-        if end > len(self._data):
-            self.broken.append(
-                f"{self._header.file} is truncated: {name} ends at byte {end} of {len(self._data)}"
-            )
+        size = len(self._data[info.file])
+        if end > size:
+            self.broken.append(f"{info.file} is truncated: {name} ends at byte {end} of {size}")
 
     def dtype(self) -> torch.dtype:
         """The matrices' own float type; bfloat16 where any is quantized."""
@@ -99,7 +99,7 @@ class GGUFCheckpoint:
         """A tensor's bytes, [N, bytes of a row]; a vector is N rows of one."""
         count, width = info.shape if len(info.shape) == 2 else (info.shape[0], 1)
         size = row_bytes(width, info.kind)
-        data: np.ndarray = self._data[info.offset : info.offset + count * size]
+        data: np.ndarray = self._data[info.file][info.offset : info.offset + count * size]
         return data.reshape(count, size)
 
     def _row_order(self, name: str, num_rows: int) -> np.ndarray:

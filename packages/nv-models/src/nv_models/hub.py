@@ -1,0 +1,100 @@
+"""A repository of the hub: fetched, or found in the hub's cache.
+
+Owns: the call of huggingface_hub, what is taken from its cache where it does not do so itself, and
+errors of one sentence.
+Never: knows what the files mean.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+COMMIT = re.compile(r"[0-9a-f]{4,40}")
+
+
+def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """The folder of a repository's files, through the hub's own cache and offline switch.
+
+    Where the hub cannot be reached or refuses, a snapshot that the cache has is taken.
+
+    Raises:
+        FileNotFoundError: neither in the cache nor within reach, or in the cache in part.
+        ValueError: a repository or revision that is unknown, gated or refused.
+    """
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
+    except RevisionNotFoundError as error:
+        raise ValueError(f"{name} has no revision {revision!r}") from error
+    except (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        httpx.TransportError,
+    ) as error:
+        if (path := getattr(error, "snapshot_path", None)) is not None:  # the hub knows its files
+            raise FileNotFoundError(f"{path} is not whole: {one_line(error)}") from error
+        if found := cached_snapshot(name, revision, patterns):
+            return found
+        raise _worded(name, revision, error) from error
+
+
+def cached_snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path | None:
+    """The cache's folder of a branch, a tag, or a commit's id or the beginning of one.
+
+    A folder that has none of the files does not count.
+
+    Raises:
+        ValueError: several commits begin so.
+    """
+    repository = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    snapshots, wanted = repository / "snapshots", revision or constants.DEFAULT_REVISION
+    reference = repository / "refs" / wanted
+    if reference.is_file():
+        commits = [reference.read_text(encoding="utf-8").strip()]
+    elif COMMIT.fullmatch(wanted):
+        commits = sorted(folder.name for folder in snapshots.glob(f"{wanted}*"))
+    else:
+        return None
+    if len(commits) > 1:
+        raise ValueError(
+            f"revision {wanted!r} of {name} may be {' or '.join(commits)}: give more of the commit"
+        )
+    folder = snapshots / commits[0] if commits else snapshots
+    has_files = any(file.exists() for pattern in patterns for file in folder.glob(pattern))
+    return folder if has_files else None
+
+
+def _worded(name: str, revision: str | None, error: Exception) -> ValueError | FileNotFoundError:
+    """What to raise where neither hub nor cache has the files."""
+    if isinstance(error, GatedRepoError):
+        return ValueError(f"{name} is gated: accept its terms, then `hf auth login`")
+    if isinstance(error, RepositoryNotFoundError):
+        return ValueError(
+            f"{name} is neither a folder here nor a repository of the hub that you may read; check "
+            "the spelling, or `hf auth login`"
+        )
+    if isinstance(error, HfHubHTTPError):
+        return ValueError(f"the hub refused {name}: {one_line(error)}")
+    asked = f" at revision {revision!r}" if revision else ""
+    option = f" --revision {revision}" if revision else ""
+    return FileNotFoundError(
+        f"{name}{asked} is not a folder here, not in the hub's cache ({constants.HF_HUB_CACHE}), "
+        "and the hub is out of reach; go online (unset HF_HUB_OFFLINE) or run "
+        f"`hf download {name}{option}` where there is a network"
+    )
+
+
+def one_line(error: Exception) -> str:
+    """An error's text without line breaks."""
+    return " ".join(str(error).split())
