@@ -15,6 +15,25 @@ if TYPE_CHECKING:
     from nv_engine import SamplingParams, TokenLogprobs
 
 
+class TextState(NamedTuple):
+    """How far the text of a completion goes."""
+
+    num_read: int = 0
+    """Tokens whose text is in the pieces."""
+    num_pieces: int = 0
+    held: str = ""
+    """By the stop strings."""
+    decoding: object = None
+    """The detokenizer's state."""
+
+
+class Begun(NamedTuple):
+    """Where a completion stood when an update began."""
+
+    num_tokens: int
+    text: TextState
+
+
 class Delta(NamedTuple):
     """What a completion gained since it was last asked."""
 
@@ -24,6 +43,9 @@ class Delta(NamedTuple):
 
 class Completion:
     """One completion of a request; `extend` it with each step's tokens.
+
+    An update that may be broken off is put between `begin` and `begun = None`: until then it does
+    not count, and another `begin` undoes it.
 
     Text is made when somebody asks for it (`text`, `delta`, the end), or as tokens come where stop
     strings have to be looked for. What was shown is never taken back: the deltas joined are the
@@ -54,15 +76,18 @@ class Completion:
         self._include_stop = params.include_stop_str_in_output
         stops = params.stop_strings
         self._stops = StopStrings(stops, include=self._include_stop) if stops else None
+        self.begun: Begun | None = None
+        """Of an update that does not count yet."""
         self._pieces: list[str] = []
-        self._num_read = 0  # tokens whose text is in the pieces
+        state = None if detokenizer is None else detokenizer.state
+        self._text = TextState(decoding=state)
         self._num_hidden = 0  # tokens at the end that have no text: 1 for a stop token
         self._given = (0, 0)  # pieces and tokens that earlier deltas held
 
     @property
     def finished(self) -> bool:
         """True once nothing more will come."""
-        return self.finish_reason is not None
+        return self.finish_reason is not None and self.begun is None
 
     @property
     def text(self) -> str:
@@ -103,12 +128,20 @@ class Completion:
     def finish(self, finish_reason: str, stop_reason: int | str | None = None) -> None:
         """End here: what was held back is text after all."""
         self._read_all()
-        stop = None if self._detokenizer is None else self._show(self._detokenizer.flush())
+        self._resume()
+        stop = self._flush()
         if stop is not None and finish_reason == "length":
             finish_reason, stop_reason = "stop", stop
         if self._stops is not None:
             self._pieces.append(self._stops.flush())
+        self._text = self._text._replace(num_pieces=len(self._pieces))
         self.finish_reason, self.stop_reason = finish_reason, stop_reason
+
+    def abort(self) -> None:
+        """End with "abort", before the update that was broken off if one was."""
+        self._undo()
+        self.begun = None
+        self.finish("abort")
 
     def delta(self) -> Delta:
         """What is new since the last call."""
@@ -130,10 +163,28 @@ class Completion:
             stop_reason=self.stop_reason,
         )
 
+    def begin(self) -> None:
+        """Note that an update begins here; go back to where it began if it was broken off."""
+        if self.begun is None:
+            self.begun = Begun(len(self.token_ids), self._text)
+        else:
+            self._undo()
+
+    def _undo(self) -> None:
+        """Forget what an update that does not count has done."""
+        if self.begun is None:
+            return
+        del self.token_ids[self.begun.num_tokens :]
+        if self._logprobs is not None:
+            self._logprobs.truncate(self.begun.num_tokens)
+        self._text = self.begun.text
+        self._num_hidden = 0
+        self.finish_reason = self.stop_reason = None
+
     def _find_stop(self) -> bool:
         """Read token by token; True if a stop string ended the completion."""
         num_readable = len(self.token_ids) - self._num_hidden
-        for position in range(self._num_read + 1, num_readable + 1):
+        for position in range(self._text.num_read + 1, num_readable + 1):
             stop = self._read(position)
             if stop is not None:
                 del self.token_ids[position:]
@@ -150,16 +201,33 @@ class Completion:
 
     def _read(self, position: int) -> str | None:
         """Make the text of the tokens before `position`; return the stop string it completes."""
-        token_ids = self.token_ids[self._num_read : position]
-        self._num_read = position
-        if self._detokenizer is None or not token_ids:
+        if self._detokenizer is None or position == self._text.num_read:
             return None
-        return self._show(self._detokenizer.push(token_ids))
+        token_ids = self.token_ids[self._text.num_read : position]
+        self._resume()
+        stop = self._show(self._detokenizer.push(token_ids), position)
+        held = "" if self._stops is None else self._stops.held
+        self._text = TextState(position, len(self._pieces), held, self._detokenizer.state)
+        return stop
 
-    def _show(self, piece: str) -> str | None:
+    def _resume(self) -> None:
+        """Go back to where the text is whole, if a reading was broken off."""
+        del self._pieces[self._text.num_pieces :]
+        if self._detokenizer is not None:
+            self._detokenizer.state = self._text.decoding
+        if self._stops is not None:
+            self._stops.held = self._text.held
+
+    def _flush(self) -> str | None:
+        """Make text of bytes that are no character; return the stop string that completes."""
+        if self._detokenizer is None:
+            return None
+        return self._show(self._detokenizer.flush(), self._text.num_read)
+
+    def _show(self, piece: str, num_read: int) -> str | None:
         """Add a piece of text, as far as stop strings let it be seen."""
         stop = None
         if self._stops is not None:
-            piece, stop = self._stops.push(piece, armed=self._num_read > self._min_tokens)
+            piece, stop = self._stops.push(piece, armed=num_read > self._min_tokens)
         self._pieces.append(piece)
         return stop

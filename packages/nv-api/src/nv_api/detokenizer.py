@@ -7,7 +7,7 @@ holds a part of a character.
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
 CONTEXT = 4
@@ -17,7 +17,13 @@ PATIENCE = 8
 
 
 class Detokenizer(Protocol):
-    """Text of one completion, as its tokens arrive."""
+    """Text of one completion, as its tokens arrive.
+
+    Attributes:
+        state: all that earlier pushes left behind. Set back to what it was, it undoes those since.
+    """
+
+    state: Any
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the text that they complete."""
@@ -36,6 +42,15 @@ class ByteDetokenizer:
     def __init__(self, pieces: Callable[[int], bytes]) -> None:
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def state(self) -> tuple[bytes, int]:
+        """The bytes that make no character yet, as the decoder keeps them."""
+        return self._decoder.getstate()
+
+    @state.setter
+    def state(self, state: tuple[bytes, int]) -> None:
+        self._decoder.setstate(state)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the characters that they complete."""
@@ -75,12 +90,21 @@ class WindowDetokenizer:
         self._num_shown = len(decode(self._window))
         self._num_waits = 0
 
+    @property
+    def state(self) -> tuple[list[int], int, int, int]:
+        """The window, and what of it is context, shown and waiting."""
+        return self._window, self._num_context, self._num_shown, self._num_waits
+
+    @state.setter
+    def state(self, state: tuple[list[int], int, int, int]) -> None:
+        self._window, self._num_context, self._num_shown, self._num_waits = state
+
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the characters that they complete."""
         shown = [token for token in token_ids if self._is_shown(token)]
         if not shown:
             return ""
-        self._window += shown
+        self._window = self._window + shown  # not in place: a state holds the other
         text = self._decode(self._window)
         whole = text.rstrip(REPLACEMENT)
         self._num_waits += 1

@@ -27,7 +27,7 @@ from nv_api.prompts import (
     single_prompt,
     tokenize,
 )
-from nv_api.session import Session, warn_of_errors
+from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class LLM(PoolingMethods):
         """
         check_use_tqdm(use_tqdm)
         _refuse_lora(lora_request)
+        self._session.check_usable()
         tokenized = tokenize(prompt_list(prompts), self._text)
         params = self._params_of(sampling_params, len(tokenized))
         return self._session.run(tokenized, params, use_tqdm)
@@ -158,6 +159,7 @@ class LLM(PoolingMethods):
 
     def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step` and return its id. Raises as `generate` does."""
+        self._session.check_usable()
         (tokenized,) = tokenize([single_prompt(prompt)], self._text)
         (params,) = self._params_of(sampling_params, 1)
         return self._session.add(tokenized, params).request_id
@@ -169,14 +171,14 @@ class LLM(PoolingMethods):
             outputs: (request id, completion token ids) of each completion that ended, those that
                 ended during a `generate` first; and num_tokens: the step's prefill tokens, or,
                 if it had none, minus the number of tokens decoded. Of those that failed on the
-                device a warning says why.
+                device a warning says why. After an exception the next call returns what this one
+            could not, once.
 
         Raises:
-            RuntimeError: the LLM is closed and a request was left unfinished.
+            RuntimeError: the LLM is closed and a request was left unfinished, its device is lost,
+                or this is a fork of its process.
         """
-        ended, num_tokens = self._session.step()
-        warn_of_errors(ended, stacklevel=3)
-        return [(e.request.request_id, list(e.completion.token_ids)) for e in ended], num_tokens
+        return self._session.step()
 
     def is_finished(self) -> bool:
         """True if no request is left and `step` has told every result."""
@@ -255,6 +257,7 @@ class LLM(PoolingMethods):
 
     def _chat_prompt(self, conversation: list[dict[str, Any]], rendering: Rendering) -> TokenPrompt:
         """A conversation as the prompt that the chat template makes of it."""
+        self._session.check_usable()
         text = checked_text(render(self.get_tokenizer(), conversation, rendering), "the prompt")
         assert self._text is not None
         (token_ids,) = self._text.encode([text], add_special_tokens=False)

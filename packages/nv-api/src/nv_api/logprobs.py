@@ -26,6 +26,7 @@ class LogprobColumns:
         self._token_ids = array("q")
         self._values = array("f")  # the engine's own precision
         self._ranks = array("q")
+        self._width = 0  # tokens of an entry
 
     def __len__(self) -> int:
         """Tokens."""
@@ -34,6 +35,7 @@ class LogprobColumns:
     def extend(self, entries: Sequence[TokenLogprobs]) -> None:
         """Add a step's tokens."""
         for token_ids, logprobs, rank in entries:
+            self._width = len(token_ids)
             self._token_ids.extend(token_ids)
             self._values.extend(logprobs)
             self._ranks.append(rank)
@@ -59,10 +61,6 @@ class LogprobColumns:
             return TokenLogprobs(ids, values, self._ranks[index])
 
         return lambda: [candidates(entry(index), token_text) for index in range(num_tokens)]
-
-    @property
-    def _width(self) -> int:
-        return len(self._token_ids) // max(1, len(self._ranks))
 
 
 def candidates(entry: TokenLogprobs, token_text: TokenText | None) -> dict[int, Logprob]:

@@ -5,8 +5,9 @@ works a step at a time: whoever drives the engine hands it each step's updates a
 (a stream), snapshots (a server) or final outputs (a list) from the requests.
 """
 
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,10 @@ from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nv_engine import Engine, SamplingParams, SequenceUpdate
+
+
+FIRST, END = slice(1), slice(sys.maxsize, None)
+"""Of a list: its first entry; where an assignment appends."""
 
 
 class Request:
@@ -43,39 +48,35 @@ class Request:
         self._arrival_time = time.monotonic()
         self._first_token_time: float | None = None
         self._finished_time: float | None = None
-        self._num_running = len(completions)
 
     @property
     def finished(self) -> bool:
         """True once every completion has ended."""
-        return self._num_running == 0
+        return all(completion.finished for completion in self.completions)
 
-    def update(self, update: "SequenceUpdate") -> Completion | None:
-        """Give an update to its completion; return that if the update ended it."""
+    def update(self, update: "SequenceUpdate") -> bool:
+        """Give an update to its completion, where it does not count yet; True if that ends."""
         completion = self.completions[update.index]
-        if completion.finish_reason is not None:
-            return None
+        completion.begin()
         if self._first_token_time is None and update.token_ids:
-            self._first_token_time = time.monotonic()
             self.num_cached_tokens = update.num_cached_tokens
+            self._first_token_time = time.monotonic()
         if update.prompt_logprobs is not None:  # nothing comes before the first token
             said = (candidates(entry, self._token_text) for entry in update.prompt_logprobs)
             self.prompt_logprobs = [None, *said]
         if not completion.extend(
             update.token_ids, update.finish_reason, update.stop_reason, update.logprobs
         ):
-            return None
-        self._num_running -= 1
-        if self.finished:
+            return False
+        if all(other.finished for other in self.completions if other is not completion):
             self._finished_time = time.monotonic()
-        return completion
+        return True
 
     def abort(self) -> None:
         """End what has not ended with "abort"."""
-        self._num_running = 0
         for completion in self.completions:
             if not completion.finished:
-                completion.finish("abort")
+                completion.abort()
 
     def output(self) -> RequestOutput:
         """The request as users see it: a snapshot, final once it has finished."""
@@ -110,6 +111,8 @@ class Processor:
         self._engine = engine
         self._tokenizer = tokenizer
         self._requests: dict[int, Request] = {}
+        self.ended: list[Finished] = []
+        """Completions that ended, oldest first, until the caller takes them off."""
 
     @property
     def has_unfinished(self) -> bool:
@@ -156,27 +159,46 @@ class Processor:
         completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
         return Request(request_id, prompt, completions, self._token_text(params))
 
-    def process(self, updates: Iterable["SequenceUpdate"]) -> list[Finished]:
+    def process(self, updates: list["SequenceUpdate"]) -> list[Finished]:
         """Take a step's updates in, and tell the engine which completions their text has ended.
 
+        After an exception nothing is lost and nothing counts twice: the next call goes on with what
+        is left in the list and in `ended`.
+
+        Args:
+            updates: each is taken off the list when all of it has been dealt with.
+
         Returns:
-            The completions that ended, in the order of the updates.
+            The completions that ended, in the order of the updates: `ended`.
         """
-        finished = []
-        for update in updates:
-            request = self._requests.get(update.request_id)
-            completion = request.update(update) if request is not None else None
-            if request is None or completion is None:
-                continue
-            finished.append(Finished(request, completion))
+        while updates:
+            self._take(updates)
+        for request, _ in self.ended:
             if request.finished:
-                del self._requests[request.request_id]
-            if update.finish_reason is None:  # a stop string ended it; the engine goes on with it
-                self._engine.abort(request.request_id, completion.index)
-        return finished
+                self._requests.pop(request.request_id, None)
+        return self.ended
+
+    def _take(self, updates: list["SequenceUpdate"]) -> None:
+        """Deal with the first update, and take it off."""
+        update = updates[0]
+        request = self._requests.get(update.request_id)
+        completion = None if request is None else request.completions[update.index]
+        if request is None or completion is None or completion.finished:
+            del updates[0]
+        else:
+            new = [Finished(request, completion)] if request.update(update) else []
+            # One statement without a call: an interrupt finds all of it done, or nothing.
+            updates[FIRST], completion.begun, self.ended[END] = (), None, new
+        ends_here = completion is None or completion.finished
+        if ends_here and update.finish_reason is None:  # the engine goes on with it
+            self._engine.abort(update.request_id, update.index)
 
     def abort(self, request_id: int) -> None:
-        """Stop a request; its completions end with "abort". An unknown or ended one is a no-op."""
+        """Stop a request; its completions end with "abort". An unknown or ended one is a no-op.
+
+        What of it had ended, and was not taken off, is forgotten.
+        """
+        self.ended[:] = [each for each in self.ended if each.request.request_id != request_id]
         request = self._requests.pop(request_id, None)
         if request is None:
             return

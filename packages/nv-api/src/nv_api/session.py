@@ -6,20 +6,24 @@ Owns when the engine steps and the results that wait to be asked for; never read
 
 import threading
 import warnings
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from nv_api.collector import CollectorPause
 from nv_api.interrupts import whole_step
 from nv_api.outputs import RequestOutput
-from nv_api.processor import Finished, Processor, Request
+from nv_api.processor import END, Finished, Processor, Request
 from nv_api.progress import Progress, UseTqdm
 from nv_api.prompts import TokenPrompt
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from nv_engine import Engine, SamplingParams, StepOutput
+
+
+ALL = slice(None)
+"""Of a list: every entry."""
 
 
 class Session:
@@ -33,7 +37,8 @@ class Session:
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._engine = engine
         self._processor = Processor(engine, tokenizer)
-        self._kept: list[Finished] = []  # ended, and not yet told by `step`
+        self._kept: list[Finished] = []  # ended, and not yet returned by `step`
+        self._num_warned = 0  # of those: `step` has warned of errors among them
         self._told_of_full_pool = False
         self._is_closed = False
         self._turn = threading.RLock()  # whoever takes a stream's texts may call between them
@@ -46,7 +51,12 @@ class Session:
     @property
     def _is_busy(self) -> bool:
         """True while a step is worth taking: for a request, or for one aborted in mid-step."""
-        return self._processor.has_unfinished or self._engine.has_unfinished
+        processor = self._processor
+        return bool(processor.has_unfinished or processor.ended or self._engine.has_unfinished)
+
+    def check_usable(self) -> None:
+        """Raise a RuntimeError in a fork of the process that made this LLM, or without a device."""
+        self._engine.check_usable()
 
     def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
         """Queue a prompt; raises as `Processor.add_list` does."""
@@ -94,20 +104,28 @@ class Session:
         finally:
             self._drop([request])
 
-    def step(self) -> tuple[list[Finished], int]:
-        """One step: what ended and was not told yet, and num_tokens as in `LLM.step`."""
+    def step(self) -> tuple[list[tuple[int, list[int]]], int]:
+        """One step: what ended and was not returned yet, and num_tokens, as `LLM.step` has them.
+
+        After an exception the next call returns what this one could not.
+        """
         num_tokens = 0
         if self._is_busy:
             step, _ = self._advance(own=frozenset())
             num_tokens = step.num_prefill_tokens or -step.num_decode_tokens
-        ended, self._kept = self._kept, []
-        return ended, num_tokens
+        elif not self._kept:
+            self.check_usable()
+        unwarned, self._num_warned = self._kept[self._num_warned :], len(self._kept)
+        warn_of_errors(unwarned, stacklevel=4)
+        pairs = [(e.request.request_id, list(e.completion.token_ids)) for e in self._kept]
+        # One line without a call: an interrupt finds the results kept, or returned.
+        self._kept, self._num_warned = [], 0; return pairs, num_tokens  # fmt: skip  # noqa: E702
 
     def abort(self, request_id: int) -> None:
         """Drop a request and its results; an unknown one is a no-op."""
         with self._alone():
             self._processor.abort(request_id)
-        self._kept = [e for e in self._kept if e.request.request_id != request_id]
+        self._forget({request_id})
 
     def close(self) -> None:
         """Stop the engine; a second call is a no-op."""
@@ -127,10 +145,21 @@ class Session:
         finally:
             self._turn.release()
 
+    def _forget(self, request_ids: Container[int]) -> None:
+        """Let `step` return nothing of these requests."""
+        halves = self._kept[: self._num_warned], self._kept[self._num_warned :]
+        warned, others = (
+            [e for e in half if e.request.request_id not in request_ids] for half in halves
+        )
+        self._kept, self._num_warned = warned + others, len(warned)
+
     def _drop(self, requests: Sequence[Request]) -> None:
         """Abort what has not ended; if nobody else is left, see its last step back home."""
         for request in requests:
             self._processor.abort(request.request_id)
+        self._forget({request.request_id for request in requests})
+        if not self._engine.is_here:
+            return  # a stream that a fork inherited: its steps are not this process's
         while self._engine.has_unfinished and not self._processor.has_unfinished:
             self._engine.step()
 
@@ -146,7 +175,6 @@ class Session:
                 pause.end()
                 num_left -= num_ended
                 progress.step(step.num_prefill_tokens, step.num_decode_tokens, num_ended)
-        self._kept = [e for e in self._kept if e.request.request_id not in own]
 
     def _advance(self, own: set[int] | frozenset[int]) -> tuple["StepOutput", int]:
         """Step the engine once, and keep what ended for `step`, but for the caller's `own`.
@@ -162,9 +190,12 @@ class Session:
                 "this LLM is closed, its unfinished requests are lost: make a new one"
             )
         with self._alone(), whole_step():
-            step = self._engine.step()
-            ended = self._processor.process(step.updates)
-            self._kept += [e for e in ended if e.request.request_id not in own]
+            step = self._engine.advance()
+            untaken = self._processor.process(step.updates)
+            ended = tuple(untaken)
+            kept = [each for each in ended if each.request.request_id not in own]
+            # One statement without a call: an interrupt finds all of it done, or nothing.
+            self._kept[END], untaken[ALL] = kept, ()
         self._tell_of_full_pool(ended)
         done = {e.request.request_id for e in ended if e.request.finished}
         return step, len(done & own)

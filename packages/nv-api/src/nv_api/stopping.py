@@ -30,7 +30,8 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         self._stops = stops
         self._include = include
-        self._held = ""
+        self.held = ""
+        """Text that may be the beginning of a stop string: all that a search depends on."""
 
     def push(self, piece: str, *, armed: bool = True) -> Stopped:
         """Add a piece of text and return what may be shown.
@@ -40,19 +41,19 @@ class StopStrings:
             armed: False while no stop string may end here yet (`min_tokens`); one that began
                 in such a piece may still end in a later one.
         """
-        text = self._held + piece
+        text = self.held + piece
         found = self._first(text) if armed else None
         if found is not None:
             start, stop = found
-            self._held = ""
+            self.held = ""
             return Stopped(text[: start + len(stop) if self._include else start], stop)
         shown = len(text) - self._undecided(text)
-        self._held = text[shown:]
+        self.held = text[shown:]
         return Stopped(text[:shown], None)
 
     def flush(self) -> str:
         """The text held back, once nothing can follow it."""
-        held, self._held = self._held, ""
+        held, self.held = self.held, ""
         return held
 
     def _first(self, text: str) -> tuple[int, str] | None:
@@ -60,7 +61,7 @@ class StopStrings:
 
         One that ends in the text held back is over: it was not armed then.
         """
-        num_held = len(self._held)
+        num_held = len(self.held)
         matches = [
             (start, stop)
             for stop in self._stops

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nv_models.hub import download
 from nv_models.locate import TOKENIZER_FILES
+from nv_models.turns import TOKENIZERS
 
 from nv_api.chat_templates import check_templates
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -73,7 +74,7 @@ def load_tokenizer(
         path = _downloaded(str(source), revision)
     if not (path / JSON).exists():
         _check_readable(path)
-    with _Loading(source):
+    with TOKENIZERS, _Loading(source):
         backend = tokenizer_of_json(path) if (path / JSON).exists() else _by_class(path)
     check_templates(backend.chat_template, path)
     return backend

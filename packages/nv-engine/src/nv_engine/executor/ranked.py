@@ -17,6 +17,7 @@ from nv_models import ModelConfig, TensorParallel, resolve
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
 from nv_engine.executor.base import ModelFacts, Pending
+from nv_engine.executor.loss import DeviceLost
 from nv_engine.executor.ranks import POLL_SECONDS, Ranks
 from nv_engine.executor.sender import Sender, Ticket
 
@@ -117,7 +118,7 @@ class RankedExecutor:
         if self._failure is None and begun is not None and (text := self._overdue(begun)):
             self._fail(text)
         if self._failure is not None:
-            raise RuntimeError(self._failure)
+            raise DeviceLost(self._failure)
 
     def _overdue(self, begun: float) -> str | None:
         """Why a step that began then is given up, if it is."""

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from nv_kernels.cache_folder import cache_path
+from nv_kernels.openmp import end_threads_at_fork
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fopenmp")
@@ -53,11 +54,13 @@ def _load() -> ctypes.CDLL | str:
         path = cache_path("kernels", f"{_fingerprint(compiler)}.so")
         if not path.exists():
             _compile(compiler, path)
-        return ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
         return f"{' '.join(compiler)} failed: {error.stderr.strip()[-500:]}"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{' '.join(compiler)}: {error}"
+    end_threads_at_fork(loaded)
+    return loaded
 
 
 def find_compiler() -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Sequence
     from multiprocessing.sharedctypes import Synchronized
 
+IS_COLLECTING = threading.Lock()  # Triton's methods are changed for one thread at a time
 TIME_LIMIT = 120.0  # seconds; what is not compiled by then is compiled at its first launch
 
 
@@ -70,29 +72,40 @@ def compile_ahead() -> Generator[None]:
 
     The last ones first: let the block end with those that take longest.
 
-    Inside nothing is launched, so that results are undefined: what a kernel would have written
-    must not be used as an index by torch.
+    Inside this thread launches nothing, so that results are undefined: what a kernel would have
+    written must not be used as an index by torch. Other threads launch as ever; one that comes here
+    too waits for its turn.
     """
     kernels: dict[Hashable, Kernel] = {}
-    run, do_compile = JITFunction.run, JITFunction._do_compile
+    with IS_COLLECTING, _collected(kernels):
+        yield
+    missing = [kernel for kernel in reversed(kernels.values()) if not kernel.is_on_disk]
+    compile_in_parallel(missing)
+
+
+@contextmanager
+def _collected(kernels: dict[Hashable, Kernel]) -> Generator[None]:
+    """Note what this thread would launch, in place of launching it."""
+    run, do_compile, collector = JITFunction.run, JITFunction._do_compile, threading.get_ident()
 
     def never_launch(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        del warmup
-        return run(self, *args, grid=grid, warmup=True, **options)
+        is_collected = threading.get_ident() == collector
+        return run(self, *args, grid=grid, warmup=warmup or is_collected, **options)
 
-    def collect(self: Any, key: Hashable, signature: Any, device: int, *rest: Any) -> None:
+    def collect(self: Any, key: Hashable, signature: Any, device: int, *rest: Any) -> Any:
+        if threading.get_ident() != collector:
+            return do_compile(self, key, signature, device, *rest)
         constants, options, attributes, _ = rest
         source = self.ASTSource(self, signature, constants, attributes)
         target, launcher = driver.active.get_current_target(), driver.active.launcher_cls
         kernels[id(self), device, key] = Kernel(source, target, options, launcher)
+        return None
 
     JITFunction.run, JITFunction._do_compile = never_launch, collect
     try:
         yield
     finally:
         JITFunction.run, JITFunction._do_compile = run, do_compile
-    missing = [kernel for kernel in reversed(kernels.values()) if not kernel.is_on_disk]
-    compile_in_parallel(missing)
 
 
 def compile_in_parallel(kernels: Sequence[Kernel], time_limit: float = TIME_LIMIT) -> None:

@@ -17,6 +17,7 @@ from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.checkpoint.gguf.parts import model_name, part_files
 from nv_models.rope import RopeConfig
+from nv_models.turns import TOKENIZERS
 
 FORMAT = 4  # raise it when the contents change, and old folders are left alone
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -82,15 +83,16 @@ def write_whole(files: list[Path], folder: Path) -> None:
 def write_folder(files: list[Path], folder: Path) -> None:
     """Everything that the metadata can say, and links to the rest."""
     require_extra()
-    # Only now: transformers' tokenizers cost seconds, and a folder is written once.
-    from nv_models.checkpoint.gguf.metadata import config_json  # noqa: PLC0415
-    from nv_models.checkpoint.gguf.tokenizer import build_tokenizer  # noqa: PLC0415
-
     header = read_header(files[0])
-    config = config_json(header)
-    rope = RopeConfig.from_parameters(config["rope_parameters"])
-    tokenizer = build_tokenizer(header, rope.reach(config["max_position_embeddings"]))
-    tokenizer.save_pretrained(folder, save_jinja_files=False)  # so that FILES are all
+    with TOKENIZERS:
+        # Only now: transformers' tokenizers cost seconds, and a folder is written once.
+        from nv_models.checkpoint.gguf.metadata import config_json  # noqa: PLC0415
+        from nv_models.checkpoint.gguf.tokenizer import build_tokenizer  # noqa: PLC0415
+
+        config = config_json(header)
+        rope = RopeConfig.from_parameters(config["rope_parameters"])
+        tokenizer = build_tokenizer(header, rope.reach(config["max_position_embeddings"]))
+        tokenizer.save_pretrained(folder, save_jinja_files=False)  # so that FILES are all
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     for name, file in zip(links(len(files)), files, strict=True):
         (folder / name).symlink_to(file)

@@ -1,0 +1,125 @@
+"""A step that is broken off at any of its lines: what it could not return comes with the next."""
+
+import sys
+from itertools import count, repeat
+
+import nv_api
+import nv_engine
+import pytest
+from nv_api import LLM, SamplingParams
+
+PLACES = tuple(str(next(iter(package.__path__))) for package in (nv_api, nv_engine))
+
+
+class BrokenOff(BaseException):
+    """As a signal handler raises it."""
+
+
+class Breaker:
+    """Raises at the k-th line that runs below a call, in the files of these packages."""
+
+    def __init__(self, at, names):
+        self.left, self.names = at, names
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.call)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def call(self, frame, *_):
+        path = frame.f_code.co_filename
+        return self.line if path.startswith(PLACES) and path.endswith(self.names) else None
+
+    def line(self, _, event, __):
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise BrokenOff
+        return self.line
+
+
+WAY_BACK = ("scheduler.py", "sequence.py", "processor.py", "completion.py", "detokenizer.py",
+            "stopping.py", "nv_api/logprobs.py", "session.py", "llm.py", "engine.py")  # fmt: skip
+REQUESTS = {
+    "plain": ([11, 12, 13], {"max_tokens": 3}),
+    "several": ([21, 22], {"n": 2, "seed": 5, "temperature": 1, "max_tokens": 2}),
+    "logprobs": ([31, 32], {"logprobs": 2, "prompt_logprobs": 1, "max_tokens": 2}),
+    "stop": ([41, 42], {"max_tokens": 4}),
+}
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint):
+    with LLM(checkpoint, device="cpu", num_kvcache_blocks=16, max_model_len=64) as made:
+        yield made
+
+
+def ask(llm, stop):
+    """Queue every kind of request; their ids by name."""
+    ids = {}
+    for name, (prompt, fields) in REQUESTS.items():
+        params = SamplingParams(**{"temperature": 0, "ignore_eos": True, **fields})
+        params.stop = stop if name == "stop" else None
+        ids[llm.add_request(prompt, params)] = name
+    return ids
+
+
+def kept(llm, monkeypatch):
+    """What becomes of every request, as `RequestOutput`s, for what `step` leaves out."""
+    made = []
+    original = llm._session._processor._request
+
+    def note(*args):
+        made.append(original(*args))
+        return made[-1]
+
+    monkeypatch.setattr(llm._session._processor, "_request", note)
+    return made
+
+
+def said(request):
+    """All that a user can see of a request."""
+    output = request.output()
+    return [
+        (each.text, each.token_ids, each.logprobs, each.finish_reason, each.stop_reason)
+        for each in output.outputs
+    ], output.prompt_logprobs
+
+
+@pytest.fixture(scope="module")
+def stop(llm):
+    """A stop string that the request of that name meets at its third token."""
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=4)
+    tokens = llm.generate([REQUESTS["stop"][0]], params, use_tqdm=False)[0]["token_ids"]
+    texts = [llm._text.token_text(token) for token in tokens]
+    return texts[1] + texts[2] if all(texts[1:3]) else texts[2]
+
+
+def drive(llm, stop, monkeypatch, numbers):
+    """Run all requests by hand, each step broken off at its next number of lines, if it has it."""
+    llm.reset_prefix_cache()
+    with monkeypatch.context() as patched:
+        made = kept(llm, patched)
+        ids = ask(llm, stop)
+        pairs, num_broken = [], 0
+        while not llm.is_finished():
+            try:
+                with Breaker(next(numbers), WAY_BACK):
+                    pairs += llm.step()[0]
+            except BrokenOff:
+                num_broken += 1
+        names = sorted((ids[request_id], tokens) for request_id, tokens in pairs)
+        return names, [said(request) for request in made], num_broken
+
+
+def test_a_step_broken_off_at_any_line_loses_nothing_and_repeats_nothing(llm, stop, monkeypatch):
+    *whole, num_broken = drive(llm, stop, monkeypatch, repeat(10**9))
+    numbers, total = count(1), 0
+    while num_broken or not total:  # then the numbers are beyond the lines of any step
+        *disturbed, num_broken = drive(llm, stop, monkeypatch, numbers)
+        assert disturbed == whole
+        total += num_broken
+    assert total > 300
