@@ -99,6 +99,17 @@ def test_a_table_keeps_its_rows_when_it_grows():
     assert (table.data == -1).all()
 
 
+@pytest.mark.parametrize("first", range(20))
+def test_slots_without_a_row_read_the_neutral_one_however_a_table_grew(first):
+    table, asked = SlotTable(20, (), -1, torch.int64, CPU), set()
+    for slot in (first, *range(20)):
+        table.fit(slot)
+        table.data[slot] = slot
+        asked.add(slot)
+        expected = [each if each in asked else -1 for each in range(20)]
+        assert table.rows(torch.arange(20)).tolist() == expected
+
+
 def test_tables_take_what_the_docs_say():
     """4 bytes a token of the vocabulary and a slot for penalties, 1 for allowed tokens."""
     num_slots, vocab_size = 40, 5000

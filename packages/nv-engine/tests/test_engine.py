@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from nv_engine.config import EngineConfig
+from nv_engine.device import runner
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
 from nv_engine.scheduling.sequence import Sequence, draw_key
@@ -205,3 +206,27 @@ def test_a_list_is_admitted_longest_first_and_draws_as_if_added_one_by_one(check
     single, ended = drain(engine)
     assert ended == [0, 1, 2, 3]
     assert single == listed
+
+
+def test_tokens_are_read_where_they_are_after_a_step_that_failed_late(
+    checkpoint, greedy, monkeypatch
+):
+    """The device has counted a step that the host did not come to expect."""
+    options = {"max_model_len": 64, "kvcache_block_size": 16, "num_kvcache_blocks": 8}
+    engine = Engine(EngineConfig(model=str(checkpoint), device="cpu", **options))
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+
+    def fail(*_):
+        raise RuntimeError("too little memory for log-probabilities")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "prompt_logprobs", fail)
+        engine.add(PROMPTS[0], SamplingParams(prompt_logprobs=1))
+        reasons = [update.finish_reason for update in engine.step().updates]
+    assert reasons == ["error"]
+    engine.add(PROMPTS[1], params)
+    tokens = []
+    while engine.has_unfinished:
+        tokens += [token for update in engine.step().updates for token in update.token_ids]
+    engine.close()
+    assert tokens == greedy(PROMPTS[1], 6)

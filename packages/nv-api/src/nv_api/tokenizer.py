@@ -74,9 +74,10 @@ def load_tokenizer(
         path = _downloaded(str(source), revision)
     if not (path / JSON).exists():
         _check_readable(path)
-    with TOKENIZERS, _Loading(source):
-        backend = tokenizer_of_json(path) if (path / JSON).exists() else _by_class(path)
-    check_templates(backend.chat_template, path)
+    with TOKENIZERS:
+        with _Loading(source):
+            backend = tokenizer_of_json(path) if (path / JSON).exists() else _by_class(path)
+        check_templates(backend.chat_template, path)
     return backend
 
 
