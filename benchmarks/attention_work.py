@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from nv_kernels.attention.flash import FlashAttention
-from nv_kernels.attention.triton import TritonAttention
-from nv_kernels.metadata import AttentionShape
+from nv_kernels.attention.metadata import AttentionShape
+from nv_kernels.attention.triton.backend import TritonAttention
 from step_parts import graph_time
 from torch.nn import functional
 

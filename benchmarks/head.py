@@ -13,7 +13,8 @@ from unittest import mock
 
 import torch
 from nv_api import LLM
-from nv_kernels.triton import logits, sampling
+from nv_kernels.linear.triton import logits
+from nv_kernels.sampling import triton_sample as sampling
 from report import report
 from sampling import parameters, step_ms
 from step_parts import BF16, DEVICE, sampling_tensors, time_each

@@ -8,8 +8,9 @@ version. `kernels.py` runs it.
 from __future__ import annotations
 
 import torch
-from nv_kernels.triton import linear, sampling
-from nv_kernels.triton import logits as head
+from nv_kernels.linear.triton import logits as head
+from nv_kernels.linear.triton import product as linear
+from nv_kernels.sampling import triton_sample as sampling
 from step_parts import (
     BF16,
     DEVICE,

@@ -8,10 +8,11 @@ import torch
 import triton
 import triton.language as tl
 from nv_kernels import KVCache, SamplingTensors, reference
-from nv_kernels.layer import LayerWeights, Stream
-from nv_kernels.triton import chain, norm
-from nv_kernels.triton.dependent import dependent_launch
-from nv_kernels.triton.rope_store import qk_norm_rope_store
+from nv_kernels.cache.triton_rope import qk_norm_rope_store
+from nv_kernels.elementwise import triton_norm as norm
+from nv_kernels.launch.dependent import dependent_launch
+from nv_kernels.linear.layer import LayerWeights, Stream
+from nv_kernels.linear.triton import chain
 from torch.nn import functional
 
 DEVICE = "cuda"

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from nv_api import LLM, SamplingParams
-from nv_kernels.cpu.ops import has_tiles
+from nv_kernels.cpp.linear import has_tiles
 from safetensors.torch import load_file, save_file
 from tiny_checkpoint import make
 from transformers import AutoModelForCausalLM

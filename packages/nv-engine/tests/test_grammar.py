@@ -8,7 +8,7 @@ from nv_engine.batch import Admission, Batch, TokenMask
 from nv_engine.device.slots import Slots
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.params import SamplingParams
-from nv_kernels.reference.controls import allow_bits
+from nv_kernels.sampling.controls import allow_bits
 
 VOCAB = 50
 CPU = torch.device("cpu")

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import nv_kernels as nk
 import torch
-from nv_kernels.kv import KVLayout
-from nv_kernels.metadata import AttentionShape
+from nv_kernels.attention.metadata import AttentionShape
+from nv_kernels.cache.layout import KVLayout
 
 UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
 

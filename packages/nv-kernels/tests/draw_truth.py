@@ -3,7 +3,7 @@
 import math
 
 import torch
-from nv_kernels.reference.philox import uniform
+from nv_kernels.sampling.philox import uniform
 
 
 def acceptable(logits, temperature, top_k, top_p, min_p, seed, position, slack=2e-6):

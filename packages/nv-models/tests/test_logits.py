@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from nv_kernels.cpu.library import find_compiler
+from nv_kernels.cpp.library import find_compiler
 from nv_models import load_model
 from safetensors.torch import load_file
 

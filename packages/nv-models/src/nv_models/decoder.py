@@ -3,7 +3,7 @@
 Read from the bottom up: a model is a body, and a vocabulary that turns its output into logits. The
 body embeds, runs its layers over one residual stream, and norms. A layer attends, then thinks. What
 a layer adds to the stream is left pending until the next norm reads it, so that one launch adds
-and norms (`nv_kernels.chain`).
+and norms (`nv_kernels.linear.chain`).
 
 Shapes: T tokens of a step, R rows that sample, E hidden size, D head_dim, V vocabulary.
 """

@@ -11,7 +11,7 @@ from nv_engine.params import SamplingParams
 
 SMALL_STEPS = (1, 2, 16, 32, 64, 128, 256)
 """Rows of the steps whose kernels are compiled at the start: one step for each form that products
-of few tokens have (`nv_kernels.triton.forms`). What is left out stops a running batch for a second
+of few tokens have (`nv_kernels.linear.tuned`). What is left out stops a running batch for a second
 when it shrinks to that size."""
 
 

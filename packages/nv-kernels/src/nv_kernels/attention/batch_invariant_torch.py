@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn import functional
 
 from nv_kernels.attention.tiling import KEYS, Batch, cut, piece_tokens
-from nv_kernels.kv import KVLayout
-from nv_kernels.reference.heights import LEAST_OUTPUTS, TALL, agreeing_heights
+from nv_kernels.cache.layout import KVLayout, as_bytes
+from nv_kernels.linear.heights import LEAST_OUTPUTS, TALL, agreeing_heights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nv_kernels.kv import KVCache
-    from nv_kernels.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.cache.layout import KVCache
 
 ROWS = (TALL, 32, 16, 8)
 
@@ -71,6 +71,9 @@ class BatchInvariantTorchAttention:
         name: "batch_invariant".
         scratch: memory of a layer's tiles.
     """
+
+    is_capturable: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
 
     shape: AttentionShape
     reason: str
@@ -172,8 +175,7 @@ def _gather(cache: torch.Tensor, batch: Batch, scratch: Scratch) -> torch.Tensor
     dim = cache.shape[3]
     by_head = cache.transpose(1, 2)  # [num_blocks, Hkv, block_size, D], contiguous
     by_piece = by_head.view(-1, piece_tokens(cache.shape[1]) * dim)  # fails on a foreign layout
-    if cache.dtype == torch.float8_e4m3fn:
-        by_piece = by_piece.view(torch.uint8)  # which torch can index
+    by_piece = as_bytes(by_piece)
     found = scratch.get("gathered", batch.pieces.shape[0], by_piece.shape[1], by_piece.dtype)
     torch.index_select(by_piece, 0, batch.pieces, out=found)
     if cache.dtype != torch.float32:

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import pad
 
 from nv_kernels.attention.flash_packages import Chunks, Rows, find
-from nv_kernels.kv import KVLayout
+from nv_kernels.cache.layout import KVLayout
 
 if TYPE_CHECKING:
     from nv_kernels.attention.flash_packages import Package
-    from nv_kernels.kv import KVCache
-    from nv_kernels.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.cache.layout import KVCache
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class FlashAttention:
         name: "flash_attn".
         package: what it calls.
     """
+
+    is_capturable: ClassVar[bool] = True
+    compiles: ClassVar[bool] = False
 
     shape: AttentionShape
     reason: str
@@ -140,7 +143,7 @@ def _owned(out: torch.Tensor, query_start: torch.Tensor) -> torch.Tensor:
     """Zero, in place, the rows of [T, Hq, D] past the last sequence's."""
     end = query_start[-1]
     if out.is_cuda:
-        importlib.import_module("nv_kernels.triton.zero_tail").zero_tail(out, end)
+        importlib.import_module("nv_kernels.attention.triton.zero_tail").zero_tail(out, end)
         return out
     rows = torch.arange(out.shape[0], device=out.device)
     return out.masked_fill_((rows >= end)[:, None, None], 0.0)

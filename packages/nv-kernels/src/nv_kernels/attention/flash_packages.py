@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from nv_kernels.kv import KVCache
-    from nv_kernels.metadata import AttentionShape
+    from nv_kernels.attention.metadata import AttentionShape
+    from nv_kernels.cache.layout import KVCache
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256

@@ -19,7 +19,7 @@ import torch
 from nv_kernels.attention.causal_mask import CausalMask, aligned_width
 
 if TYPE_CHECKING:
-    from nv_kernels.metadata import AttentionMetadata
+    from nv_kernels.attention.metadata import AttentionMetadata
 
 MAX_GROUP_TOKENS = 4096  # keys of a group, padding included: what stays near the core
 MAX_GROUP_PADDING = 512  # padded keys that cost about what one more group costs

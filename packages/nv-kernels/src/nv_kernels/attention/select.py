@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from nv_kernels.metadata import AttentionShape
+from nv_kernels.attention.metadata import AttentionShape
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.base import AttentionBackend
+    from nv_kernels.attention.protocol import AttentionBackend
 
 # name -> module and class, built as Class(shape, reason).
 BACKENDS = {
-    "triton": ("nv_kernels.attention.triton", "TritonAttention"),
-    "cpu": ("nv_kernels.attention.cpu", "CPUAttention"),
+    "triton": ("nv_kernels.attention.triton.backend", "TritonAttention"),
+    "cpu": ("nv_kernels.attention.cpp", "CPUAttention"),
     "torch": ("nv_kernels.attention.torch", "TorchAttention"),
     "flash_attn": ("nv_kernels.attention.flash", "FlashAttention"),
-    "batch_invariant": ("nv_kernels.attention.batch_invariant", "batch_invariant_attention"),
+    "batch_invariant": (
+        "nv_kernels.attention.batch_invariant_torch",
+        "BatchInvariantTorchAttention",
+    ),
 }
+BATCH_INVARIANT_ON_A_CARD = (
+    "nv_kernels.attention.triton.batch_invariant",
+    "BatchInvariantTritonAttention",
+)
 ONLY_ON = {"triton": "cuda", "flash_attn": "cuda", "cpu": "cpu"}
 
 
@@ -100,12 +107,19 @@ def _automatic(shape: AttentionShape) -> AttentionBackend:
     return _build("torch", reason, shape)
 
 
-def _is_built(name: str) -> bool:
-    return importlib.util.find_spec(BACKENDS[name][0]) is not None
-
-
 def _build(name: str, reason: str, shape: AttentionShape) -> AttentionBackend:
-    if not _is_built(name):
-        raise NotImplementedError(f"attention backend {name!r} is not built yet; use 'auto'")
     module, cls = BACKENDS[name]
-    return cast("AttentionBackend", vars(importlib.import_module(module))[cls](shape, reason))
+    if importlib.util.find_spec(module) is None:
+        raise NotImplementedError(f"attention backend {name!r} is not built yet; use 'auto'")
+    if name == "batch_invariant" and shape.device.type == "cuda":
+        module, cls = BATCH_INVARIANT_ON_A_CARD
+    if name == "batch_invariant" and shape.device.type == "cpu":
+        try:
+            return _load(*BACKENDS["cpu"], shape, reason, name)  # it computes each row alone
+        except ValueError:  # a machine or a shape without a C++ kernel: torch's ops take any
+            pass
+    return _load(module, cls, shape, reason)
+
+
+def _load(module: str, cls: str, *arguments: AttentionShape | str) -> AttentionBackend:
+    return cast("AttentionBackend", vars(importlib.import_module(module))[cls](*arguments))

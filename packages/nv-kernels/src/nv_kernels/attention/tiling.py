@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.reference.heights import TALL
+from nv_kernels.linear.heights import TALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nv_kernels.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
 
 KEYS = 128
 MAX_SCORES = 2**20  # of a batch: what stays near the core

@@ -12,18 +12,18 @@ any shape tried. The queries of a kv head are packed as rows of one matrix, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from nv_kernels.attention.grouping import MAX_TILE_QUERIES, Grouping, group
-from nv_kernels.kv import KVLayout
+from nv_kernels.cache.layout import KVLayout, as_bytes
 
 if TYPE_CHECKING:
     from nv_kernels.attention.grouping import Chunk, Decodes
-    from nv_kernels.kv import KVCache
-    from nv_kernels.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.cache.layout import KVCache
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,9 @@ class TorchAttention:
         reason: why it was picked.
         name: "torch".
     """
+
+    is_capturable: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
 
     shape: AttentionShape
     reason: str
@@ -125,9 +128,7 @@ def _take(cache: torch.Tensor, slots: torch.Tensor | slice, dtype: torch.dtype) 
     tokens = cache.view(-1, *cache.shape[2:])  # fails, rather than copies, on a foreign layout
     if isinstance(slots, slice):
         return tokens[slots].to(dtype)
-    if cache.dtype != torch.float8_e4m3fn:
-        return tokens.index_select(0, slots).to(dtype)
-    return tokens.view(torch.uint8).index_select(0, slots).view(cache.dtype).to(dtype)
+    return as_bytes(tokens).index_select(0, slots).view(cache.dtype).to(dtype)
 
 
 def _scaled(x: torch.Tensor, scale: float) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 Owns: the pair of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): a column layer splits the
 output features and needs no sum; a row layer splits the input features and ends in one.
-Never: knows what the features mean, or multiplies: `nv_kernels.chain` does.
+Never: knows what the features mean, or multiplies: `nv_kernels.linear.chain` does.
 """
 
 from collections.abc import Iterator, Sequence

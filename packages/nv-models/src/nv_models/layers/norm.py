@@ -1,4 +1,4 @@
-"""RMS norm. Owns: one weight, whole on every rank; `nv_kernels.chain` applies it."""
+"""RMS norm. Owns: one weight, whole on every rank; `nv_kernels.linear.chain` applies it."""
 
 from collections.abc import Iterator
 

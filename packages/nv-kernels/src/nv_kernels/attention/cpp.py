@@ -1,0 +1,118 @@
+"""The `cpu` backend: attention in C++, on the compiled kernels of `nv_kernels.cpp`.
+
+Owns the call. Each query row is computed alone and in order of position, so that a token's
+attention is bitwise the same in every step: on a CPU it serves as `batch_invariant` too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from nv_kernels.cache.layout import KVLayout
+from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.library import why_not
+
+if TYPE_CHECKING:
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.cache.layout import KVCache
+
+LANES = 16  # head_dim is a multiple of
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A step's metadata as the kernel reads it: contiguous int32.
+
+    Attributes:
+        query_start: [S + 1].
+        context_lens: [S].
+        block_tables: [S, W].
+    """
+
+    query_start: torch.Tensor
+    context_lens: torch.Tensor
+    block_tables: torch.Tensor
+
+
+@dataclass(frozen=True)
+class CPUAttention:
+    """Built for one shape; stateless.
+
+    Attributes:
+        shape: what it was built for.
+        reason: why it was picked.
+        name: "cpu", or "batch_invariant" where it was asked for as that.
+
+    Raises:
+        ValueError: a shape or a machine that has no kernel.
+    """
+
+    is_capturable: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+
+    shape: AttentionShape
+    reason: str
+    name: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse what there is no kernel for."""
+        shape = self.shape
+        if kernel("attention", shape.dtype, shape.dtype) is None:
+            why = why_not() or f"it is written for fp32 and bf16, not {shape.dtype}"
+            raise ValueError(f"attention backend 'cpu': {why}; or use 'torch'")
+        if shape.head_dim % LANES:
+            raise ValueError(
+                f"attention backend 'cpu' needs a head_dim that is a multiple of {LANES}, "
+                f"not {shape.head_dim}; use 'torch'"
+            )
+
+    def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
+        """Lay a head's tokens of a block one after the other, as they are read."""
+        shape = self.shape
+        return KVLayout(
+            num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
+        )
+
+    def plan(self, metadata: AttentionMetadata) -> Tables:
+        """Make sure of the tables' type, once for all layers."""
+        return Tables(
+            metadata.query_start.int().contiguous(),
+            metadata.context_lens.int().contiguous(),
+            metadata.block_tables.int().contiguous(),
+        )
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: Tables,
+        scale: float,
+    ) -> torch.Tensor:
+        """Let each query see its own sequence up to itself.
+
+        Args:
+            q: [T, Hq, D].
+            kv: a cache of q's dtype or fp8, of any layout.
+            metadata: the step's.
+            plan: what `plan` made of it.
+            scale: multiplies q.k.
+
+        Returns:
+            [T, Hq, D] in q's dtype; rows that see nothing are 0.
+        """
+        call = kernel("attention", q.dtype, kv.k.dtype)
+        assert call is not None, f"no kernel for {q.dtype} over {kv.k.dtype}"
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        call(
+            *(q.data_ptr(), *kv.arguments, plan.query_start.data_ptr()),
+            *(plan.context_lens.data_ptr(), plan.block_tables.data_ptr()),
+            *(*plan.block_tables.shape, q.shape[1], kv.k.shape[2], q.shape[2]),
+            *(scale * kv.k_scale, kv.v_scale, out.data_ptr(), q.shape[0]),
+            torch.get_num_threads(),
+        )
+        return out

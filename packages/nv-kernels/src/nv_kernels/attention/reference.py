@@ -1,0 +1,56 @@
+"""Causal attention over paged keys and values, one sequence at a time.
+
+Owns the truth that backends are tested against: float64 inside, no batching, no tricks.
+Never meant for a hot path: `nv_kernels.attention.torch` is the CPU's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from nv_kernels.attention.metadata import AttentionMetadata
+    from nv_kernels.cache.layout import KVCache
+
+
+def attention(
+    q: torch.Tensor, kv: KVCache, metadata: AttentionMetadata, scale: float
+) -> torch.Tensor:
+    """Let each query see its own sequence up to itself.
+
+    Args:
+        q: [T, Hq, D].
+        kv: the layer's cache, this step's tokens already stored.
+        metadata: which queries and blocks belong to which sequence.
+        scale: multiplies q.k.
+
+    Returns:
+        [T, Hq, D] in q's dtype. Row i of a sequence sees context_len - query_len + i + 1 tokens;
+        rows of no sequence, and of one with context_len 0, are 0.
+    """
+    out = torch.zeros_like(q)
+    block_size = kv.k.shape[1]
+    starts = metadata.query_start.tolist()
+    for index, context_len in enumerate(metadata.context_lens.tolist()):
+        start, end = starts[index], starts[index + 1]
+        if context_len == 0 or start == end:
+            continue
+        blocks = metadata.block_tables[index, : -(-context_len // block_size)].long()
+        k = kv.k[blocks].flatten(0, 1)[:context_len].double() * kv.k_scale  # [C, Hkv, D]
+        v = kv.v[blocks].flatten(0, 1)[:context_len].double() * kv.v_scale
+        out[start:end] = _one(q[start:end].double(), k, v, scale).to(q.dtype)
+    return out
+
+
+def _one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    num_queries, num_q_heads, _ = q.shape
+    context_len, num_kv_heads, _ = k.shape
+    group = num_q_heads // num_kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [C, Hq, D]
+    scores = torch.einsum("qhd,chd->hqc", q, k) * scale
+    last = torch.arange(num_queries, device=q.device) + context_len - num_queries
+    hidden = torch.arange(context_len, device=q.device) > last[:, None]  # [Q, C]
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return torch.einsum("hqc,chd->qhd", weights, v)

@@ -1,0 +1,280 @@
+"""Batch-invariant attention on a card: one kernel for all rows, one shape of its dots.
+
+Owns the launches and the few sizes that the arithmetic depends on. Never reads a length on the
+host: grids follow from host bounds, so every launch can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from nv_kernels.attention.triton.batch_invariant_kernel import (
+    batch_invariant_attention_kernel,
+    merge_splits_kernel,
+)
+from nv_kernels.attention.triton.layout import card_layout
+from nv_kernels.attention.triton.plan import Buffers, plan_prefill
+from nv_kernels.launch.card import num_multiprocessors
+from nv_kernels.launch.dependent import dependent_launch
+from nv_kernels.launch.sizes import cdiv, next_power_of_2
+
+if TYPE_CHECKING:
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.triton.plan import PrefillPlan
+    from nv_kernels.cache.layout import KVCache, KVLayout
+
+LOG2_E = math.log2(math.e)
+PAIR_SCALE = 256.0  # the 2**8 that the kernel's reading of e4m3 leaves out
+MAX_HEAD_DIM = 256
+MAX_GROUP = 16
+MAX_PARTIALS = 2**26  # elements; steps that would need more do not spread
+RESIDENT = 4  # programs a multiprocessor that are worth spreading for
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the result's last bits depend on: one for a shape, whatever the step.
+
+    Attributes:
+        rows: query heads of a tile.
+        keys: of a tile.
+        split: keys that have a softmax of their own.
+        warps: of a program.
+        stages: of the pipeline.
+    """
+
+    rows: int
+    keys: int
+    split: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a step's decode rows are spread over programs: nothing in the result depends on it.
+
+    Attributes:
+        width: programs a row and kv head.
+        max_splits: a bound on a row's splits.
+        partials: [rows, max_splits, Hq, D padded] fp32.
+        sums: [2, rows, max_splits, Hq] fp32.
+    """
+
+    width: int
+    max_splits: int
+    partials: torch.Tensor
+    sums: torch.Tensor
+
+
+@dataclass(frozen=True)
+class BatchInvariantPlan:
+    """What `plan` hands to `attend`.
+
+    Attributes:
+        spread: of the decode rows.
+        prefill: of the chunk rows, None without any.
+    """
+
+    spread: Spread
+    prefill: PrefillPlan | None
+
+
+@dataclass(frozen=True)
+class BatchInvariantTritonAttention:
+    """The `batch_invariant` backend, on a CUDA card.
+
+    Attributes:
+        shape: what it was built for.
+        reason: why it was picked.
+        name: "batch_invariant".
+        buffers: of plans and partial results.
+    """
+
+    is_capturable: ClassVar[bool] = True
+    compiles: ClassVar[bool] = True
+
+    shape: AttentionShape
+    reason: str
+    name: str = "batch_invariant"
+    buffers: Buffers = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check what the kernel cannot do.
+
+        Raises:
+            ValueError: a head_dim, group or block size that it was not written for.
+        """
+        shape, group = self.shape, self.group
+        if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 16:
+            raise ValueError(
+                f"head_dim {shape.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which "
+                "batch-invariant attention needs on a card; leave deterministic at False"
+            )
+        if group > MAX_GROUP:
+            raise ValueError(
+                f"{group} query heads a kv head are more than the {MAX_GROUP} of batch-invariant "
+                "attention on a card; leave deterministic at False"
+            )
+        size = shape.block_size
+        if size not in {16, 32} and (size < 64 or size % 64):
+            raise ValueError(f"block_size {size} is not 16, 32 or a multiple of 64")
+        object.__setattr__(self, "buffers", Buffers(shape.device))
+
+    @property
+    def group(self) -> int:
+        """Query heads a kv head."""
+        return self.shape.num_q_heads // self.shape.num_kv_heads
+
+    @property
+    def tiles(self) -> Tiles:
+        """The sizes for this shape."""
+        wide = self.shape.head_dim > 128
+        if self.shape.dtype == torch.float32:
+            return Tiles(rows=16, keys=16 if wide else 32, split=256, warps=4, stages=2)
+        if wide:
+            return Tiles(rows=64, keys=32, split=256, warps=8, stages=2)
+        keys = 64 if self.shape.head_dim <= 64 else 32  # more would not fit the registers
+        return Tiles(rows=64, keys=keys, split=256, warps=4, stages=3)
+
+    def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
+        """Say how a layer's cache must lie in memory: as for the `triton` backend."""
+        return card_layout(self.shape, num_blocks, dtype)
+
+    def plan(self, metadata: AttentionMetadata) -> BatchInvariantPlan:
+        """List the step's query tiles on the device, once for all layers.
+
+        Use it before the next `plan`: the buffers are shared.
+        """
+        chunks = metadata.num_decodes < metadata.context_lens.shape[0]
+        prefill = None
+        if chunks:
+            prefill = plan_prefill(self.shape, self.buffers, metadata, self.tiles.rows)
+        return BatchInvariantPlan(self._spread(metadata), prefill)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: BatchInvariantPlan,
+        scale: float,
+    ) -> torch.Tensor:
+        """Let each query see its own sequence up to itself.
+
+        Args:
+            q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i.
+            kv: the layer's cache, this step's tokens already stored; k and v strided alike.
+            metadata: the step's.
+            plan: what `plan` made of this metadata.
+            scale: multiplies q.k; positive.
+
+        Returns:
+            [T, Hq, D] in q's dtype.
+        """
+        assert kv.k.stride() == kv.v.stride()
+        assert kv.k.stride(3) == q.stride(2) == 1
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        num_decodes, spread = metadata.num_decodes, plan.spread
+        self._launch(q, kv, metadata, plan, scale=scale, out=out)
+        if num_decodes and spread.width > 1:
+            merge_splits_kernel[num_decodes, self.shape.num_kv_heads](
+                metadata.context_lens,
+                spread.partials,
+                spread.sums,
+                out,
+                num_decodes,
+                spread.max_splits,
+                kv.v_scale * _unit(kv),
+                GROUP=self.group,
+                HEAD_DIM=self.shape.head_dim,
+                DIM=next_power_of_2(self.shape.head_dim),
+                SPLIT=self.tiles.split,
+                num_warps=4,
+                **dependent_launch(q),
+            )
+        if plan.prefill is None and q.shape[0] > num_decodes:
+            out[num_decodes:].zero_()
+        return out
+
+    def _spread(self, metadata: AttentionMetadata) -> Spread:
+        """Spread decode rows where they alone would not fill the card."""
+        shape, rows = self.shape, metadata.num_decodes
+        max_splits = max(1, cdiv(metadata.max_context_len, self.tiles.split))
+        wanted = RESIDENT * num_multiprocessors(shape.device)
+        width = min(max_splits, max(1, wanted // max(1, rows * shape.num_kv_heads)))
+        size = rows * max_splits * shape.num_q_heads
+        dim = next_power_of_2(shape.head_dim)
+        if width == 1 or size * dim > MAX_PARTIALS:
+            width, size = 1, 1
+        room = next_power_of_2(size)
+        return Spread(
+            width=width,
+            max_splits=max_splits,
+            partials=self.buffers.get("partials", room * dim, torch.float32),
+            sums=self.buffers.get("sums", 2 * room, torch.float32),
+        )
+
+    def _launch(
+        self,
+        q: torch.Tensor,
+        kv: KVCache,
+        metadata: AttentionMetadata,
+        plan: BatchInvariantPlan,
+        *,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        shape, tiles, spread, prefill = self.shape, self.tiles, plan.spread, plan.prefill
+        num_tokens, num_decodes = q.shape[0], metadata.num_decodes
+        items = num_decodes * spread.width
+        if prefill is not None:
+            tokens = tiles.rows // self.group
+            items += cdiv(num_tokens - num_decodes, tokens) + prefill.num_rows
+        if not items:
+            return
+        k, v = kv.loaded()
+        batch_invariant_attention_kernel[items, shape.num_kv_heads](
+            q,
+            k,
+            v,
+            metadata.block_tables,
+            metadata.context_lens,
+            metadata.context_lens if prefill is None else prefill.records,
+            out,
+            spread.partials,
+            spread.sums,
+            metadata.block_tables.stride(0),
+            num_decodes,
+            spread.width,
+            spread.max_splits,
+            0 if prefill is None else prefill.num_records,
+            num_tokens,
+            scale * LOG2_E * kv.k_scale * _unit(kv),
+            kv.v_scale * _unit(kv),
+            GROUP=self.group,
+            HEAD_DIM=shape.head_dim,
+            DIM=next_power_of_2(shape.head_dim),
+            PAGE=shape.block_size,
+            BLOCK_M=tiles.rows,
+            TILE=tiles.keys,
+            SPLIT=tiles.split,
+            Q_TOKEN=q.stride(0),
+            Q_HEAD=q.stride(1),
+            KV_BLOCK=k.stride(0),
+            KV_TOKEN=k.stride(1),
+            KV_HEAD=k.stride(2),
+            FP8=kv.is_fp8,
+            STAGES=tiles.stages,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+            **dependent_launch(q),
+        )
+
+
+def _unit(kv: KVCache) -> float:
+    return PAIR_SCALE if kv.is_fp8 else 1.0

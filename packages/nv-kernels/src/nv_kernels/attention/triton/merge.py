@@ -1,0 +1,54 @@
+"""Adds up the partial results of one sequence and kv head, whichever program comes last.
+
+Owns the merge, in a fixed order of the pieces, so that a result does not depend on who came last.
+Never counts arrivals.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
+
+
+@triton.jit
+def merge_partials(
+    partials_ptr,
+    sums_ptr,
+    out_row,
+    first_slot,
+    num_pieces,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    MERGE: tl.constexpr,
+):
+    """Add up the pieces of one item, MERGE at a time, in order, and write its output."""
+    MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
+    member = tl.arange(0, MEMBERS)
+    column = tl.arange(0, DIM)
+    top = tl.full([MEMBERS], LOWEST, tl.float32)
+    total = tl.zeros([MEMBERS], tl.float32)
+    acc = tl.zeros([MEMBERS, DIM], tl.float32)
+    for start in tl.range(0, num_pieces, MERGE, num_stages=1):
+        piece = start + tl.arange(0, MERGE)
+        slot = (first_slot + piece)[:, None] * GROUP + member[None, :]
+        there = (piece < num_pieces)[:, None] & (member < GROUP)[None, :]
+        sums = tl.load(sums_ptr + slot, mask=there, other=LOWEST, cache_modifier=".cg")
+        part = tl.load(
+            partials_ptr + slot[:, :, None] * DIM + column[None, None, :],
+            mask=there[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(sums, 0))
+        weight = tl.exp2(sums - new_top[None, :])
+        fade = tl.exp2(top - new_top)
+        total = total * fade + tl.sum(weight, 0)
+        acc = acc * fade[:, None] + tl.sum(part.to(tl.float32) * weight[:, :, None], 0)
+        top = new_top
+    spot = member[:, None] * HEAD_DIM + column[None, :]
+    keep = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    result = acc / tl.maximum(total, 1.0e-30)[:, None]
+    tl.store(out_row + spot, result.to(out_row.dtype.element_ty), mask=keep)

@@ -1,0 +1,168 @@
+"""What the Triton backend prepares once a step, on the device, for all layers.
+
+Owns the plans, their buffers and the launches of the plan kernels. Never reads a length on the
+host, never attends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.attention.triton import settings
+from nv_kernels.attention.triton.decode_plan import RECORD, decode_plan_kernel
+from nv_kernels.attention.triton.prefill_plan import prefill_plan_kernel
+from nv_kernels.launch.dependent import dependent_launch
+from nv_kernels.launch.sizes import cdiv, next_power_of_2
+
+if TYPE_CHECKING:
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+
+
+@dataclass(frozen=True)
+class DecodePlan:
+    """The pieces of a step's decode rows, on the device.
+
+    Attributes:
+        settings: what the cut was made for.
+        num_rows: decode rows.
+        num_pieces: records, a bound on the pieces.
+        records: [num_pieces, 8] int32 (see nv_kernels.attention.triton.decode_plan).
+        counters: [num_pieces] int32, arrivals of an item's pieces; 0 between launches.
+        partials: [num_pieces, group, D padded] fp32.
+        sums: [num_pieces, group] fp32.
+    """
+
+    settings: settings.DecodeSettings
+    num_rows: int
+    num_pieces: int
+    records: torch.Tensor
+    counters: torch.Tensor
+    partials: torch.Tensor
+    sums: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PrefillPlan:
+    """The query tiles of a step's chunk rows, on the device.
+
+    Attributes:
+        num_rows: chunk rows.
+        num_records: a bound on the tiles.
+        records: [1 + num_records, 8] int32 (see nv_kernels.attention.triton.prefill_plan).
+    """
+
+    num_rows: int
+    num_records: int
+    records: torch.Tensor
+
+
+@dataclass(frozen=True)
+class TritonPlan:
+    """What `TritonAttention.plan` hands to `attend`.
+
+    Attributes:
+        decode: of the decode rows, None without any.
+        prefill: of the chunk rows, None without any.
+    """
+
+    decode: DecodePlan | None
+    prefill: PrefillPlan | None
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """A backend's device memory besides the cache, kept as long as the backend lives.
+
+    One tensor a purpose and size, sizes being powers of two: steps of one bucket share theirs,
+    and so do the graphs that were captured with them. Steps must run in order on one stream.
+
+    Attributes:
+        device: where.
+        tensors: by purpose and size.
+    """
+
+    device: torch.device
+    tensors: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def get(self, purpose: str, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Give the buffer of this purpose with `size` elements, zeroed when it is new."""
+        key = (purpose, size)
+        if key not in self.tensors:
+            self.tensors[key] = torch.zeros(size, dtype=dtype, device=self.device)
+        return self.tensors[key]
+
+
+def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMetadata) -> DecodePlan:
+    """Cut the first num_decodes rows."""
+    rows = metadata.num_decodes
+    chosen = settings.decode_settings(shape, rows)
+    num_pieces = settings.num_pieces(shape, chosen, rows, metadata.max_context_len)
+    room = next_power_of_2(num_pieces)
+    group = shape.num_q_heads // shape.num_kv_heads
+    dim = next_power_of_2(shape.head_dim)
+    plan = DecodePlan(
+        settings=chosen,
+        num_rows=rows,
+        num_pieces=num_pieces,
+        records=buffers.get("decode records", room * RECORD, torch.int32),
+        counters=buffers.get("decode counters", room, torch.int32),
+        partials=buffers.get("partials", room * group * dim, torch.float32),
+        sums=buffers.get("sums", room * group, torch.float32),
+    )
+    decode_plan_kernel[(rows,)](
+        metadata.context_lens,
+        metadata.block_tables,
+        plan.records,
+        plan.counters,
+        metadata.block_tables.stride(0),
+        rows,
+        num_pieces,
+        chosen.num_resident,
+        ROWS=_rows_bound(rows),
+        TILE=chosen.tile,
+        PAGE=shape.block_size,
+        NUM_KV_HEADS=shape.num_kv_heads,
+        MERGE=chosen.merge,
+        MAX_TILES=chosen.max_tiles,
+        CUT_UNEVEN=settings.cuts_uneven(shape, rows),
+        CHUNK=128,
+        num_warps=4,
+        **dependent_launch(metadata.context_lens),
+    )
+    return plan
+
+
+def plan_prefill(
+    shape: AttentionShape,
+    buffers: Buffers,
+    metadata: AttentionMetadata,
+    tile_rows: int = settings.PREFILL_ROWS,
+) -> PrefillPlan:
+    """List the tiles, of tile_rows query heads each, of the rows after the first num_decodes."""
+    num_rows = metadata.context_lens.shape[0] - metadata.num_decodes
+    tokens = tile_rows // (shape.num_q_heads // shape.num_kv_heads)
+    num_records = num_rows * cdiv(metadata.max_query_len, tokens)
+    room = next_power_of_2(num_records + 1)
+    records = buffers.get("prefill records", room * RECORD, torch.int32)
+    rows_bound = _rows_bound(num_rows)
+    prefill_plan_kernel[(num_rows,)](
+        metadata.query_start,
+        metadata.context_lens,
+        records,
+        metadata.num_decodes,
+        num_rows,
+        ROWS=rows_bound,
+        TOKENS=tokens,
+        CHUNK=max(4, 4096 // rows_bound),
+        num_warps=4,
+        **dependent_launch(metadata.context_lens),
+    )
+    return PrefillPlan(num_rows, num_records, records)
+
+
+def _rows_bound(rows: int) -> int:
+    """Round up to one of few sizes: each is a kernel to compile."""
+    return 16 if rows <= 16 else 128 if rows <= 128 else max(1024, next_power_of_2(rows))

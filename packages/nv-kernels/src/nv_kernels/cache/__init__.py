@@ -1,0 +1,1 @@
+"""The paged KV cache of a layer: its layout, and the ops that write to it."""

@@ -1,0 +1,63 @@
+"""The compiled kernels as Python calls them: by op and by the types of their tensors.
+
+Owns their signatures. Never sees a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.cpp.library import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
+
+_POINTER, _SIZE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+_CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)  # k, v, three strides, block size
+SIGNATURES = {
+    "linear": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
+    "linear_tiles": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
+    "attention_input": (*[_POINTER] * 5, _SIZE, _INT),
+    "attention_output": (*[_POINTER] * 5, _SIZE, _INT),
+    "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
+    "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
+    "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
+    "greedy": (*[_POINTER] * 2, *[_SIZE] * 3, _INT),
+    "qk_norm_rope_store": (
+        *(_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, *_CACHE),
+        *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _INT),
+    ),
+    "attention": (
+        *(_POINTER, *_CACHE, _POINTER, _POINTER, _POINTER, *[_SIZE] * 5),
+        *(_FLOAT, _FLOAT, _POINTER, _SIZE, _INT),
+    ),
+}
+
+
+@cache
+def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., None] | None:
+    """Find a kernel.
+
+    Args:
+        op: a name of SIGNATURES.
+        *dtypes: of its tensors; attention's are the queries' and the cache's, a product's those of
+            what goes in and what comes out.
+
+    Returns:
+        A call that takes addresses and numbers, or None if there is none for these types.
+    """
+    built = library()
+    if built is None or not all(dtype in NAMES for dtype in dtypes):
+        return None
+    found = getattr(built, "_".join((op, *(NAMES[dtype] for dtype in dtypes))), None)
+    if found is None:
+        return None
+    found.argtypes, found.restype = SIGNATURES[op], None
+    call: Callable[..., None] = found
+    return call

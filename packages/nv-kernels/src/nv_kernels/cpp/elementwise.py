@@ -1,0 +1,55 @@
+"""Norms and the gate in C++, of contiguous fp32 or bf16; the definitions for everything else.
+
+Owns which calls the kernels take. A token is computed as if it were alone, so that it is bitwise
+the same in every batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nv_kernels.cpp.calls import kernel
+from nv_kernels.elementwise import gate, norm
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normalise; see `nv_kernels.reference.rms_norm`."""
+    if weight.dim() != 1 or kernel("add_rms_norm", x.dtype) is None:
+        return norm.rms_norm.definition(x, weight, eps)
+    return add_rms_norm(x.reshape(-1, x.shape[-1]), None, weight, eps)[0].view(x.shape)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add and normalise; see `nv_kernels.reference.add_rms_norm`."""
+    call = kernel("add_rms_norm", x.dtype)
+    if call is None or x.dim() != 2 or weight.dtype != x.dtype:
+        return norm.add_rms_norm.definition(x, residual, weight, eps)
+    x = x.contiguous()
+    normed, total, at_residual = torch.empty_like(x), x, None
+    if residual is not None:
+        residual, total = residual.contiguous(), torch.empty_like(x)
+        at_residual = residual.data_ptr()
+    outputs = (normed.data_ptr(), total.data_ptr())
+    sizes = (*x.shape, torch.get_num_threads())
+    call(x.data_ptr(), at_residual, weight.contiguous().data_ptr(), eps, *outputs, *sizes)
+    return normed, total
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate; see `nv_kernels.reference.silu_and_mul`."""
+    call = kernel("silu_and_mul", x.dtype)
+    if call is None or x.dim() != 2:
+        return gate.silu_and_mul.definition(x)
+    x = x.contiguous()
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)  # [T, F]
+    call(x.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
+    return out
+
+
+def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate; here a row never depends on the others."""
+    if kernel("silu_and_mul", x.dtype) is None or x.dim() != 2:
+        return gate.batch_invariant_silu_and_mul.definition(x)
+    return silu_and_mul(x)

@@ -1,0 +1,47 @@
+"""The gated activation of the feed-forward layer.
+
+Owns SwiGLU's elementwise half. Never multiplies by a weight.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from nv_kernels.op import op
+
+
+@op(triton="nv_kernels.elementwise.triton_gate", cpp="nv_kernels.cpp.elementwise")
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row with the SiLU of the first (Shazeer, 2020).
+
+    Args:
+        x: [T, 2F], gate then up. The SiLU is rounded to x's dtype before it multiplies.
+
+    Returns:
+        [T, F] in x's dtype.
+    """
+    if x.dtype == torch.float32:
+        return batch_invariant_silu_and_mul.definition(x)
+    gate, up = x.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+@op(triton="nv_kernels.elementwise.triton_gate", cpp="nv_kernels.cpp.elementwise")
+def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate as `silu_and_mul`, bitwise the same whatever the other rows are.
+
+    torch's own SiLU has another exponential for the elements that are left over where a thread's
+    share ends, in whichever row that is.
+
+    Args:
+        x: [T, 2F], gate then up. The SiLU is rounded to x's dtype before it multiplies.
+
+    Returns:
+        [T, F] in x's dtype.
+    """
+    gate, up = x.chunk(2, dim=-1)
+    gate = gate.float()
+    silu = torch.neg(gate).exp_().add_(1.0)
+    torch.div(gate, silu, out=silu)
+    return silu.to(x.dtype).mul_(up)

@@ -1,0 +1,51 @@
+"""RMS normalisation, alone and with the residual addition before it.
+
+Owns the rounding points: fp32 inside, rounded to the input's dtype before the weight
+multiplies, as transformers' Qwen3RMSNorm and LlamaRMSNorm do. Never writes to its inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nv_kernels.op import op
+
+
+@op(triton="nv_kernels.elementwise.triton_norm", cpp="nv_kernels.cpp.elementwise")
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divide each vector by its root mean square and scale it (Zhang and Sennrich, 2019).
+
+    Args:
+        x: [..., E].
+        weight: [E], in x's dtype.
+        eps: added to the mean square.
+
+    Returns:
+        [..., E] in x's dtype.
+    """
+    x_fp32 = x.float()
+    variance = x_fp32.pow(2).mean(-1, keepdim=True)
+    return weight * (x_fp32 * torch.rsqrt(variance + eps)).to(x.dtype)
+
+
+@op(triton="nv_kernels.elementwise.triton_norm", cpp="nv_kernels.cpp.elementwise")
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a layer's output to the residual stream and normalise the sum.
+
+    Args:
+        x: [T, E], or [P, T, E] split-K partials, which are summed in fp32 and rounded to
+            weight's dtype first.
+        residual: [T, E], or None where x starts the stream. Left as it is.
+        weight: [E].
+        eps: added to the mean square.
+
+    Returns:
+        The normalised sum [T, E] and the sum itself [T, E], the new residual (x itself where
+        residual is None and x holds no partials).
+    """
+    if x.dim() == 3:
+        x = x.sum(0, dtype=torch.float32).to(weight.dtype)
+    total = x if residual is None else x + residual
+    return rms_norm.definition(total, weight, eps), total

@@ -1,0 +1,55 @@
+"""The gated activation of the feed-forward layer.
+
+Owns the kernel of SwiGLU's elementwise half, for matrix products that do not fuse it.
+Never multiplies by a weight.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from nv_kernels.launch.dependent import dependent_launch
+from nv_kernels.launch.sizes import cdiv
+
+gdc_launch = tl.extra.cuda.gdc_launch_dependents
+gdc_wait = tl.extra.cuda.gdc_wait
+BLOCK = 1024
+
+
+@triton.jit
+def silu_and_mul_kernel(x, out, F: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """One program a row and BLOCK columns."""
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = cols < F
+    gate = tl.load(x + row * 2 * F + cols, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x + row * 2 * F + F + cols, mask=mask, other=0.0).to(tl.float32)
+    gate = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * F + cols, (gate * up).to(out.dtype.element_ty), mask=mask)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate the second half of each row with the SiLU of the first.
+
+    Args:
+        x: [T, 2F] bf16, fp16 or fp32, gate then up.
+
+    Returns:
+        [T, F] in x's dtype.
+    """
+    x = x.contiguous()
+    num_rows, width = x.shape[0], x.shape[1] // 2
+    out = torch.empty(num_rows, width, dtype=x.dtype, device=x.device)
+    if num_rows:
+        silu_and_mul_kernel[(num_rows, cdiv(width, BLOCK))](
+            x, out, width, BLOCK, num_warps=4, **dependent_launch(x)
+        )
+    return out
+
+
+batch_invariant_silu_and_mul = silu_and_mul  # a program treats its elements one by one

@@ -1,0 +1,142 @@
+"""Tokens times a weight on the tensor cores, in Triton's pipelined loop, with split-K partials.
+
+x must be normalised already: an RMS norm inside the loop would send x through registers and cost
+two to four times the time. Partials are summed by the next, elementwise kernel: no atomics, no
+zeroing, the same result every time.
+
+Owns the kernel and its launch. Never decides when it wins: `forms` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from nv_kernels.launch.dependent import dependent_launch
+from nv_kernels.launch.sizes import cdiv
+
+if TYPE_CHECKING:
+    from nv_kernels.linear.tuned import Dot
+
+gdc_launch = tl.extra.cuda.gdc_launch_dependents
+gdc_wait = tl.extra.cuda.gdc_wait
+
+
+@triton.jit
+def _fetch_to_l2(pointers):
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M"])
+def dot_kernel(
+    x, weight, out, M, N,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
+    EVEN: tl.constexpr, TRIGGER: tl.constexpr, PREFETCH: tl.constexpr,
+):  # fmt: skip
+    """A [BLOCK_M, BLOCK_N] tile over K / SPLIT_K columns; N weight rows in all.
+
+    GATED: the tile holds blocks of 32 gate rows and the 32 up rows that belong to them.
+    """
+    if TRIGGER == 1:
+        gdc_launch()
+    tile = tl.program_id(1)
+    part = tl.program_id(2)
+    COLUMNS: tl.constexpr = K // SPLIT_K
+    tokens = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    if GATED:
+        at = tl.arange(0, BLOCK_N)
+        feature = tile * (BLOCK_N // 2) + (at // 64) * 32 + at % 32
+        rows = feature + ((at // 32) % 2) * (N // 2)
+    elif EVEN:
+        rows = outputs
+    else:
+        rows = tl.minimum(outputs, N - 1)
+    first = part * COLUMNS
+    lines = weight + rows[:, None].to(tl.int64) * K + first
+    if PREFETCH:
+        WIDTH: tl.constexpr = (COLUMNS // 64) & (-(COLUMNS // 64))
+        for step in tl.static_range(COLUMNS // 64 // WIDTH):
+            _fetch_to_l2(lines + (step * WIDTH + tl.arange(0, WIDTH))[None, :] * 64)
+    columns = tl.arange(0, BLOCK_K)
+    weight_at = lines + columns[None, :]
+    # Rows past the last read real rows again, each another one: all of one row would be a hot spot.
+    x_at = x + (tokens % M)[:, None] * K + first + columns[None, :]
+    if TRIGGER > 0:
+        gdc_wait()
+        if TRIGGER == 2:
+            gdc_launch()
+    if SWAP:
+        sums = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in tl.range(0, COLUMNS, BLOCK_K, num_stages=STAGES):
+        w = tl.load(weight_at + k, eviction_policy="evict_first")
+        values = tl.load(x_at + k)
+        if SWAP:
+            sums = tl.dot(w, tl.trans(values), sums)
+        else:
+            sums = tl.dot(values, tl.trans(w), sums)
+    if TRIGGER == 3:
+        gdc_launch()
+    if SWAP:
+        sums = tl.trans(sums)
+    dtype: tl.constexpr = out.dtype.element_ty
+    if GATED:
+        pairs = tl.permute(tl.reshape(sums, (BLOCK_M, BLOCK_N // 64, 2, 32)), (0, 1, 3, 2))
+        gate, up = tl.split(pairs)
+        y = tl.reshape(gate * tl.sigmoid(gate) * up, (BLOCK_M, BLOCK_N // 2))
+        features = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        place = tokens[:, None] * (N // 2) + features[None, :]
+        tl.store(out + place, y.to(dtype), mask=(tokens < M)[:, None])
+    else:
+        place = (part * M + tokens[:, None]).to(tl.int64) * N + outputs[None, :]
+        mask = (tokens < M)[:, None] & (outputs < N)[None, :]
+        tl.store(out + place, sums.to(dtype), mask=mask)
+
+
+def dot(
+    form: Dot,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    gated: bool = False,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply tokens by a weight.
+
+    Args:
+        form: the cut; split_k * block_k divides K; block_n divides N where gated.
+        x: [T, K].
+        weight: [N, K], or [2F, K] (gate rows, then up rows) where gated.
+        gated: return silu(gate) * up, [T, F].
+        dtype: of the result, x's by default; partials have their own.
+
+    Returns:
+        [T, N] or [T, F]; [P, T, N] partials where the form splits K.
+    """
+    tokens, columns = x.shape
+    rows = weight.shape[0]
+    if form.split_k > 1:
+        dtype = x.dtype if form.narrow else torch.float32
+        out = torch.empty(form.split_k, tokens, rows, dtype=dtype, device=x.device)
+    else:
+        outputs = rows // 2 if gated else rows
+        out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
+    options = dependent_launch(x)
+    trigger = form.trigger if options["PDL"] else 0
+    grid = (cdiv(tokens, form.block_m), cdiv(rows, form.block_n), form.split_k)
+    dot_kernel[grid](
+        x, weight, out, tokens, rows,
+        columns, form.block_m, form.block_n, form.block_k, form.split_k, form.stages, gated,
+        form.swap, rows % form.block_n == 0, trigger, form.prefetch and trigger > 0,
+        num_warps=form.warps, **({"launch_pdl": True} if trigger else {}),
+    )  # fmt: skip
+    return out

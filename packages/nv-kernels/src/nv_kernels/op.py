@@ -1,0 +1,111 @@
+"""An op: its definition in plain torch, and where a device's own version of it is.
+
+Owns the only choice by device. A version's module is imported when a tensor of its device first
+comes: until then neither Triton nor a C++ compiler is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+
+class OnDevice(Protocol):
+    """A tensor or a KV cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds it."""
+
+
+First = TypeVar("First", bound=OnDevice)
+Rest = ParamSpec("Rest")
+Result = TypeVar("Result")
+
+
+class Op(Generic[First, Rest, Result]):
+    """A function that runs its definition, or the version of its first argument's device.
+
+    Attributes:
+        definition: the op in plain torch, on any device.
+        modules: by type of device, the module that has a version under the op's own name.
+    """
+
+    def __init__(
+        self,
+        definition: Callable[Concatenate[First, Rest], Result],
+        modules: Mapping[str, str],
+    ) -> None:
+        update_wrapper(self, definition)
+        self.definition = definition
+        self.modules = modules
+        self._versions: dict[str, Callable[Concatenate[First, Rest], Result]] = {}
+
+    def __call__(self, first: First, /, *rest: Rest.args, **named: Rest.kwargs) -> Result:
+        """Run the op on the device of its first argument, which is given by position."""
+        device = first.device.type
+        version = self._versions.get(device) or self._find(device)
+        return version(first, *rest, **named)
+
+    def _find(self, device: str) -> Callable[Concatenate[First, Rest], Result]:
+        version = self.definition
+        if device in self.modules:
+            module = importlib.import_module(self.modules[device])
+            version = vars(module)[self.definition.__name__]
+        self._versions[device] = version
+        return version
+
+
+def op(
+    *, triton: str | None = None, cpp: str | None = None
+) -> Callable[[Callable[Concatenate[First, Rest], Result]], Op[First, Rest, Result]]:
+    """Make a definition an op.
+
+    Args:
+        triton: the module of its Triton version, for CUDA tensors.
+        cpp: the module of its C++ version, for tensors on a CPU.
+
+    Returns:
+        A decorator. Each module has a function of the definition's name and parameters; a device
+        without one runs the definition.
+    """
+    modules = {
+        device: module for device, module in (("cuda", triton), ("cpu", cpp)) if module is not None
+    }
+
+    def decorate(
+        definition: Callable[Concatenate[First, Rest], Result],
+    ) -> Op[First, Rest, Result]:
+        return Op(definition, modules)
+
+    return decorate
+
+
+class Reference:
+    """The definitions of ops: `reference.rms_norm` is the definition of the op `rms_norm`."""
+
+    def __init__(self, names: Mapping[str, object], **others: Callable[..., Any]) -> None:
+        """Collect the definitions.
+
+        Args:
+            names: a module's names; those of ops are taken.
+            **others: definitions that are not an op's.
+        """
+        ops = {name: each.definition for name, each in names.items() if isinstance(each, Op)}
+        self._definitions = ops | others
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Look a definition up."""
+        if name not in vars(self)["_definitions"]:
+            raise AttributeError(f"{name} is not the name of an op")
+        return self._definitions[name]
+
+    def __dir__(self) -> list[str]:
+        """List the definitions."""
+        return sorted(self._definitions)

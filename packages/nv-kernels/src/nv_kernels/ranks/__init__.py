@@ -1,0 +1,1 @@
+"""Sums over the ranks of one machine, through memory that they write into each other."""

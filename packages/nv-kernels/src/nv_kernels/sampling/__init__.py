@@ -1,0 +1,1 @@
+"""From logits to token ids: controls, the draw, log-probabilities."""

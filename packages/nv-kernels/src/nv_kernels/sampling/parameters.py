@@ -1,0 +1,80 @@
+"""What a sampler is told about its rows: plain tensors, and on the host what nobody asks for.
+
+Owns the types. Never draws: `nv_kernels.sampling.draw` defines the draw, `sampling.controls`
+what happens before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """Sampling parameters of R rows, each [R] on the logits' device.
+
+    Attributes:
+        temperature: fp32; 0 is greedy.
+        top_k: int32; 0 is off, more than V keeps all.
+        top_p: fp32 in (0, 1]; 1 is off.
+        min_p: fp32 in [0, 1]; 0 is off.
+        seeds: int64 key of the draw, all 64 bits used.
+        positions: int64 position of the token to be drawn, low 32 bits used.
+        all_greedy: host flag; every temperature is 0.
+        any_filter: host flag; some row has top_k, top_p or min_p. False promises that none has.
+        num_ids: host number; ids from there on are never drawn, whatever their logits. None: all V
+            may be.
+    """
+
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seeds: torch.Tensor
+    positions: torch.Tensor
+    all_greedy: bool
+    any_filter: bool
+    num_ids: int | None = None
+
+
+@dataclass(frozen=True)
+class LogitControls:
+    """What is to happen to R rows of logits before the draw.
+
+    A table has a row a slot. It may be short: its last row, which is neutral, then serves all slots
+    from there on. What is None no row asks for, and what belongs together is None together.
+
+    Attributes:
+        slots: [R] int64.
+        lengths: [R] int64 tokens of each row so far.
+        masks: [N, ceil(V / 32)] int32, a bit a token: set where a grammar allows it.
+        allowed: [N, V] bool.
+        words: [N, K, L] int64 forbidden words, last token first, -1 behind a word's first token;
+            all -1: no word.
+        recent: [N, W] int64 drawn tokens, newest first, -1 behind the oldest; W >= L - 1.
+        stop_ids: [N, K] int64 tokens that are forbidden below a length.
+        min_lengths: [N] int64, that length.
+        bias_ids: [N, K] int64 tokens, none twice in a row; -1 where a row has fewer.
+        bias_values: [N, K] fp32.
+        repetition: [N] fp32 penalty, 1 is off.
+        additive: [N, 2] fp32 frequency and presence penalties, 0 is off.
+        counts: [N, V] int32, twice a token's draws, plus 1 if it is in the prompt.
+    """
+
+    slots: torch.Tensor
+    lengths: torch.Tensor
+    masks: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
+    words: torch.Tensor | None = None
+    recent: torch.Tensor | None = None
+    stop_ids: torch.Tensor | None = None
+    min_lengths: torch.Tensor | None = None
+    bias_ids: torch.Tensor | None = None
+    bias_values: torch.Tensor | None = None
+    repetition: torch.Tensor | None = None
+    additive: torch.Tensor | None = None
+    counts: torch.Tensor | None = None

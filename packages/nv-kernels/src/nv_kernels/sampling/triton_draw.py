@@ -1,0 +1,172 @@
+"""The pieces of a draw: uniform number, tile statistics, inversion.
+
+The definition is docs/architecture.md, "The draw". A row's vocabulary is cut into tiles of TILE
+tokens and groups of GROUP tiles, always the same size, so that a row's draw does not depend on
+how many rows there are. Of each the maximum and the mass relative to it are enough to find the
+drawn group, in it the tile, and then to read that tile alone again.
+
+Owns device functions and the two kernels of a draw without filters. Never launches them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+gdc_launch = tl.extra.cuda.gdc_launch_dependents
+gdc_wait = tl.extra.cuda.gdc_wait
+
+LOG2E = tl.constexpr(1.4426950408889634)
+NONE = tl.constexpr(-float("inf"))
+INFINITE = tl.constexpr(float("inf"))
+GROUP = tl.constexpr(32)  # tiles of a group: one program of the statistics
+
+
+@triton.jit
+def inverse_temperature(temperature):
+    """log2(e) / T, finite; greedy rows count as T = 1."""
+    return tl.minimum(LOG2E / tl.where(temperature > 0, temperature, 1.0), 1e30)
+
+
+@triton.jit
+def uniform(seed, position, turn):
+    """Philox4x32-10: key = seed, counter = (turn, position, 0, 0); 24 bits."""
+    zero = tl.zeros((1,), tl.int32)
+    word, _, _, _ = tl.philox(seed, zero + turn, zero + position.to(tl.int32), zero, zero)
+    return tl.sum((word >> 8).to(tl.float32) * 5.9604644775390625e-08, 0)
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def invert(weights, u, SIZE: tl.constexpr):
+    """The first index whose cumulative weight exceeds u * total, and where u falls inside it.
+
+    weights [SIZE] >= 0; an index of weight 0 is never given. Returns (index, remainder, total).
+    """
+    at = tl.arange(0, SIZE)
+    cumulative = tl.cumsum(weights, 0)
+    total = tl.sum(weights, 0)  # NaN if a weight is
+    target = u * total
+    # Where rounding leaves no index beyond the target, the last of any weight.
+    rank = tl.where(weights > 0, 2 * SIZE - at, 3 * SIZE)
+    index = tl.min(tl.where((weights > 0) & (cumulative > target), at, rank), 0)
+    index = tl.where(index < SIZE, index, tl.maximum(2 * SIZE - index, 0))
+    chosen = at == index
+    end, own = tl.reduce(
+        (tl.where(chosen, cumulative, 0.0), tl.where(chosen, weights, 0.0)), 0, _add_pairs
+    )
+    remainder = tl.minimum(tl.maximum((target - (end - own)) / own, 0.0), 0.99999994)
+    return index, remainder, total
+
+
+@triton.jit
+def load_tile(row, tile, V, TILE: tl.constexpr):
+    """One tile's logits [TILE] in their dtype, -inf past the vocabulary."""
+    ids = tile * TILE + tl.arange(0, TILE)
+    return tl.load(row + ids, mask=ids < V, other=NONE)
+
+
+@triton.jit
+def load_groups(statistics, num_groups, other, GROUPS: tl.constexpr):
+    """A row's tile statistics [GROUPS, GROUP], `other` past its groups."""
+    groups = tl.arange(0, GROUPS)
+    at = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return tl.load(statistics + at, mask=(groups < num_groups)[:, None], other=other)
+
+
+@triton.jit
+def draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS: tl.constexpr):
+    """Draw a tile of a row without filters: (tile, where u falls inside it, the row's total)."""
+    maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
+    masses = load_groups(tile_mass, num_groups, 0.0, GROUPS)
+    highest = tl.max(tl.max(maxima, 1), 0)
+    weights = tl.sum(masses * tl.exp2((maxima - highest) * scale), 1)
+    group, rest, total = invert(weights, u, GROUPS)
+    tiles = group * GROUP + tl.arange(0, GROUP)
+    weights = tl.load(tile_mass + tiles) * tl.exp2((tl.load(tile_max + tiles) - highest) * scale)
+    inner, rest, _ = invert(weights, rest, GROUP)
+    return group * GROUP + inner, rest, total
+
+
+@triton.jit
+def is_finite(highest):
+    """Whether a row can be drawn from, by its largest tile maximum."""
+    return (highest > NONE) & (highest < INFINITE)
+
+
+@triton.jit
+def greedy_token(row, tile_max, num_groups, V, GROUPS: tl.constexpr, TILE: tl.constexpr):
+    """The lowest id that holds the row's maximum; -1 where that is infinite."""
+    maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
+    highest = tl.max(tl.max(maxima, 1), 0)
+    at = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    tile = tl.min(tl.min(tl.where(maxima == highest, at, GROUPS * GROUP), 1), 0)
+    tile = tl.minimum(tile, num_groups * GROUP - 1)
+    logits = load_tile(row, tile, V, TILE).to(tl.float32)
+    inner = tl.min(tl.where(logits == highest, tl.arange(0, TILE), TILE - 1), 0)
+    return tl.where(is_finite(highest), tile * TILE + inner, -1)
+
+
+@triton.jit
+def statistics_kernel(
+    logits, temperature, tile_max, tile_mass,
+    stride, V, num_ids, num_groups, TILE: tl.constexpr, ONCE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Maximum logit and sum of exp((x - maximum) / T) of each tile of a group.
+
+    Programs go from the end of the vocabulary: what the LM head wrote last is still in L2. A
+    tile past the vocabulary, or past num_ids if given, gets -inf and 0. One that holds a NaN or
+    infinity gets an infinite maximum: its mass is NaN, where a maximum passes over a NaN.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    tiles = (num_groups - 1 - tl.program_id(1)) * GROUP + tl.arange(0, GROUP)
+    ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    scale = inverse_temperature(tl.load(temperature + row))
+    place = logits + row * stride + ids
+    if ONCE:  # no filter will read them again
+        x = tl.load(place, mask=ids < V, other=NONE, eviction_policy="evict_first")
+    else:
+        x = tl.load(place, mask=ids < V, other=NONE)
+    x = x.to(tl.float32)
+    if num_ids is not None:
+        x = tl.where(ids < num_ids, x, NONE)
+    highest = tl.max(x, 1)
+    base = tl.where(highest == NONE, 0.0, highest)
+    mass = tl.sum(tl.exp2((x - base[:, None]) * scale), 1)
+    highest = tl.where(mass >= 0, highest, INFINITE)  # of a NaN neither
+    tl.store(tile_max + row * (num_groups * GROUP) + tiles, highest)
+    tl.store(tile_mass + row * (num_groups * GROUP) + tiles, mass)
+
+
+@triton.jit
+def pick_kernel(
+    logits, temperature, seeds, positions, tile_max, tile_mass, out,
+    stride, V, num_ids, num_groups, GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One program a row: the tile by its mass, then the token in it; greedy where T is 0."""
+    row = tl.program_id(0).to(tl.int64)
+    if PDL:
+        gdc_launch()
+        gdc_wait()
+    heat = tl.load(temperature + row)
+    scale = inverse_temperature(heat)
+    u = uniform(tl.load(seeds + row), tl.load(positions + row), 0)
+    line = logits + row * stride
+    end = V if num_ids is None else num_ids
+    tile_max += row * (num_groups * GROUP)
+    tile_mass += row * (num_groups * GROUP)
+    if heat > 0:
+        tile, rest, total = draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS)
+        x = load_tile(line, tile, end, TILE).to(tl.float32)
+        inner, _, _ = invert(tl.exp2((x - tl.max(x, 0)) * scale), rest, TILE)
+        token = tl.where(total > 0, tile * TILE + inner, -1)  # not so of a NaN
+    else:
+        token = greedy_token(line, tile_max, num_groups, end, GROUPS, TILE)
+    tl.store(out + row, token.to(tl.int64))

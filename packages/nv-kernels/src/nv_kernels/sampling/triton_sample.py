@@ -1,0 +1,116 @@
+"""One token a row from its logits: the launches of docs/architecture.md, "The draw".
+
+Owns which kernels run, and their scratch memory. Never waits for the device, so that a CUDA
+graph can hold it; the two host flags of SamplingTensors alone choose the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.launch.dependent import dependent_launch
+from nv_kernels.launch.sizes import cdiv, next_power_of_2
+from nv_kernels.sampling.triton_draw import GROUP, pick_kernel, statistics_kernel
+from nv_kernels.sampling.triton_filtering import filter_kernel
+from nv_kernels.sampling.triton_greedy import chunk_argmax_kernel, row_argmax_kernel
+
+if TYPE_CHECKING:
+    from nv_kernels.sampling.parameters import SamplingTensors
+
+TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on its neighbours
+CHUNK = 4096  # tokens of a program of the greedy pass
+BINS = 1024
+PICK_WARPS = 4
+STEP, AHEAD = 32, 2  # tiles a program of the filters reads at once, and how many such reads
+SPAN = 256  # tiles a pass of top-p reads between two looks at whether it may end
+WARPS, REGISTERS = 8, 128  # of a program of the filters: two of them fit a processor
+
+
+def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
+    """Pick one token a row.
+
+    Args:
+        logits: [R, V] bf16, fp16 or fp32; rows may be strided, V is at most 2^31.
+        sampling: parameters of the R rows; rows mix freely.
+
+    Returns:
+        Token ids [R] int64. The same draw for a row whatever the other rows are.
+    """
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if logits.shape[0]:
+        if sampling.all_greedy:
+            _greedy(logits, sampling.num_ids, out)
+        else:
+            _draw(logits, _contiguous(sampling), out)
+    return out
+
+
+def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
+    """Give each column a row at every element: the kernels read row r at r."""
+    return replace(
+        sampling,
+        temperature=sampling.temperature.contiguous(),
+        top_k=sampling.top_k.contiguous(),
+        top_p=sampling.top_p.contiguous(),
+        min_p=sampling.min_p.contiguous(),
+        seeds=sampling.seeds.contiguous(),
+        positions=sampling.positions.contiguous(),
+    )
+
+
+def _greedy(logits: torch.Tensor, num_ids: int | None, out: torch.Tensor) -> None:
+    rows, vocabulary = logits.shape
+    chunks = cdiv(vocabulary if num_ids is None else num_ids, CHUNK)
+    sizes = (logits.stride(0), vocabulary, num_ids, chunks)
+    best = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
+    best_id = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
+    options = dependent_launch(logits)
+    chunk_argmax_kernel[(rows, chunks)](
+        logits, best, best_id, *sizes, CHUNK, num_warps=4, **options
+    )
+    row_argmax_kernel[(rows,)](
+        best, best_id, out, chunks, next_power_of_2(chunks), num_warps=1, **options
+    )
+
+
+def _draw(logits: torch.Tensor, sampling: SamplingTensors, out: torch.Tensor) -> None:
+    rows, vocabulary = logits.shape
+    num_ids = sampling.num_ids
+    num_groups = cdiv(vocabulary if num_ids is None else num_ids, TILE * GROUP.value)
+    groups = next_power_of_2(num_groups)
+    tiles = groups * GROUP.value
+    sizes = (logits.stride(0), vocabulary, num_ids, num_groups)
+    options = dependent_launch(logits)
+    make = partial(torch.empty, dtype=torch.float32, device=logits.device)
+    num_tiles = num_groups * GROUP.value
+    statistics = (make(rows, num_tiles), make(rows, num_tiles))  # maximum, mass
+    statistics_kernel[(rows, num_groups)](
+        logits,
+        sampling.temperature,
+        *statistics,
+        *sizes,
+        TILE,
+        not sampling.any_filter,
+        num_warps=4,
+        **options,
+    )
+    if not sampling.any_filter:
+        pick_kernel[(rows,)](
+            logits, sampling.temperature, sampling.seeds, sampling.positions, *statistics, out,
+            *sizes, groups, TILE, num_warps=PICK_WARPS, **options,
+        )  # fmt: skip
+        return
+    tile_list = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    bins = torch.empty(rows, BINS, dtype=torch.int32, device=logits.device)
+    filter_kernel[(rows,)](
+        logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p,
+        sampling.seeds, sampling.positions, *statistics, tile_list, make(rows, tiles), bins, out,
+        *sizes, groups, tiles, TILE, BINS, STEP, AHEAD, SPAN,
+        num_warps=WARPS, maxnreg=REGISTERS, **options,
+    )  # fmt: skip

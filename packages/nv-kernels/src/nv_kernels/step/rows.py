@@ -1,0 +1,126 @@
+"""A step's inputs from the rows that the device keeps, and its tokens back into them.
+
+Owns what a padding row is. Never draws, never decides which rows run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.op import op
+from nv_kernels.step.tables import FROM_SLOT, DecodeRows, PromptRows
+
+if TYPE_CHECKING:
+    from nv_kernels.step.tables import RowTables, TokenRing
+
+
+@op(triton="nv_kernels.step.triton_rows")
+def decode_rows(
+    slots: torch.Tensor, tables: RowTables, block_size: int, padding: int
+) -> DecodeRows:
+    """Read what a decode step needs, and count its tokens as computed.
+
+    Args:
+        slots: [S] int64, the rows of `tables` that decode, none twice but the padding.
+        tables: the rows; `computed` of each grows by one.
+        block_size: tokens a block.
+        padding: a row that stands for nobody: it has no context, stores nothing and stays as it is.
+    """
+    real = slots != padding
+    positions = tables.computed[slots].long()
+    lengths = positions + 1
+    block_tables = tables.block_table[slots]
+    blocks = block_tables.gather(1, (positions // block_size)[:, None])[:, 0].long()
+    slot_mapping = torch.where(real, blocks * block_size + positions % block_size, -1)
+    context_lens = torch.where(real, lengths, 0).int()
+    tables.computed[slots] = torch.where(real, lengths, positions).int()
+    return DecodeRows(
+        tables.last_token[slots],
+        positions,
+        lengths,
+        slot_mapping,
+        context_lens,
+        block_tables,
+        *_parameters(slots, tables),
+    )
+
+
+@op(triton="nv_kernels.step.triton_prompt_rows")
+def prompt_rows(
+    token_ids: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    query_start: torch.Tensor,
+    tables: RowTables,
+    *,
+    block_size: int,
+    padding: int,
+) -> PromptRows:
+    """Read what a step with prompts needs, and count its tokens as computed.
+
+    Args:
+        token_ids: [T] int64; FROM_SLOT: the newest token of its row's slot.
+        slots: [S] int64, the rows of `tables` that compute, none twice but the padding.
+        starts: [S] int64 position of each row's first token; FROM_SLOT: as many as its slot has
+            computed.
+        query_start: [S+1] int64 from 0 on, never falling: row i has the tokens query_start[i] to
+            query_start[i+1]. Tokens past the last row's end belong to no row.
+        tables: the rows; `computed` of each becomes its length.
+        block_size: tokens a block.
+        padding: a row that stands for nobody: it has no context, stores nothing and stays as it is.
+    """
+    real = slots != padding
+    computed = tables.computed[slots].long()
+    starts = torch.where(starts == FROM_SLOT, computed, starts)
+    lengths = starts + query_start.diff()
+    index = torch.arange(token_ids.shape[0], device=token_ids.device)
+    row = torch.searchsorted(query_start[1:], index, right=True)  # [T]
+    owned = row < slots.shape[0]
+    row = torch.where(owned, row, 0)
+    positions = torch.where(owned, (starts - query_start[:-1])[row] + index, 0)
+    block_tables = tables.block_table[slots]
+    blocks = block_tables[row, positions // block_size].long()
+    places = blocks * block_size + positions % block_size
+    tables.computed[slots] = torch.where(real, lengths, computed).int()
+    return PromptRows(
+        torch.where(token_ids == FROM_SLOT, tables.last_token[slots[row]], token_ids),
+        positions,
+        torch.where(owned & real[row], places, -1),
+        query_start.int(),
+        lengths,
+        (query_start[1:] - 1).clamp(min=0),
+        torch.where(real, lengths, 0).int(),
+        block_tables,
+        *_parameters(slots, tables),
+    )
+
+
+def _parameters(slots: torch.Tensor, tables: RowTables) -> tuple[torch.Tensor, ...]:
+    """Temperature, top_p, min_p, top_k and seeds, [S] each."""
+    temperature, top_p, min_p = tables.floats[slots].t().contiguous()
+    top_k, seeds, _ = tables.integers[slots].t().contiguous()
+    return temperature, top_p, min_p, top_k.int(), seeds
+
+
+@op(triton="nv_kernels.step.triton_rows")
+def keep_tokens(
+    token_ids: torch.Tensor,
+    slots: torch.Tensor,
+    last_token: torch.Tensor,
+    ring: TokenRing | None = None,
+) -> None:
+    """Remember what was drawn as each row's newest token, and send it on its way to the host.
+
+    Args:
+        token_ids: [R] int64; -1 where nothing could be drawn: the row keeps token 0 then.
+        slots: [R] int64 rows of `last_token`.
+        last_token: [N] int64.
+        ring: where the step's tokens go besides, -1 as it is; its count grows by one.
+    """
+    last_token[slots] = token_ids.clamp(min=0)
+    if ring is not None:
+        entry = int(ring.count) % ring.entries.shape[0]
+        ring.entries[entry, : token_ids.shape[0]] = token_ids
+        ring.count.add_(1)

@@ -1,1 +1,0 @@
-"""Triton kernels, one file an op; each launches what `nv_kernels.reference` defines."""

@@ -1,0 +1,72 @@
+"""Every backend of a card on every shape that it takes, against the definition.
+
+Marked gpu. Prompts of mixed lengths, decode rows and chunks; the compiled backends take each
+head_dim once with each group over the dtypes, as each pair is another kernel.
+"""
+
+import importlib.util
+from itertools import product
+
+import nv_kernels as nk
+import pytest
+import torch
+from attention_cases import assert_attends, step
+from nv_kernels.attention.triton.settings import HEAD_DIMS
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DIMS = (16, 32, 48, 64, 80, 96, 128, 192, 256)
+GROUPS = (1, 2, 3)
+LENGTHS = (1, 300, 93, 96, 17, 128, 255, 64, 2, 201, 16, 150, 77)
+PROMPTS = [(length, length) for length in LENGTHS]
+DECODES = [(1, length) for length in LENGTHS]
+CHUNKS = [(1 + length // 3, length) for length in LENGTHS] + [(300, 813)]
+NUM_KV_HEADS = 2
+
+ALL = list(product(DTYPES, DIMS, GROUPS))
+EACH_PAIR_ONCE = [
+    (dtype, head_dim, GROUPS[(i + j) % len(GROUPS)])
+    for i, dtype in enumerate(DTYPES)
+    for j, head_dim in enumerate(DIMS)
+]
+HALVES = [case for case in ALL if case[0] != "fp32"]
+CASES = [
+    *(("torch", *case) for case in ALL),
+    *(("batch_invariant", *case) for case in EACH_PAIR_ONCE),
+    *(("triton", *case) for case in HALVES if case[1] in HEAD_DIMS),
+    *(("flash_attn", *case) for case in HALVES if case[1] % 32 == 0),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "group"), CASES)
+def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
+    if name == "flash_attn" and not any(
+        importlib.util.find_spec(package) for package in ("flash_attn_interface", "flash_attn")
+    ):
+        pytest.skip("no FlashAttention package is installed")
+    backend = nk.attention_backend(
+        name,
+        device="cuda",
+        dtype=DTYPES[dtype],
+        num_q_heads=group * NUM_KV_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=head_dim,
+        block_size=256,
+    )
+    for rows in (PROMPTS, [(96, 96), (93, 93)], DECODES, DECODES + CHUNKS):
+        case = step(
+            rows,
+            device="cuda",
+            heads=(group * NUM_KV_HEADS, NUM_KV_HEADS),
+            head_dim=head_dim,
+            block_size=256,
+            dtype=DTYPES[dtype],
+            order=backend.kv_layout(1, DTYPES[dtype]).order,
+        )
+        if name == "flash_attn":  # which reads whole blocks: an engine's pool holds no NaN
+            for part in (case.kv.k, case.kv.v):
+                part.nan_to_num_()
+        plan = backend.plan(case.metadata)
+        out = backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+        assert_attends(out, case.expected())

@@ -1,0 +1,85 @@
+"""Which backend a name gives, and what a wrong name says."""
+
+import nv_kernels as nk
+import pytest
+import torch
+from nv_kernels.attention import cpp as cpu
+from nv_kernels.attention import select
+from nv_kernels.cpp.library import find_compiler
+
+SHAPE = {
+    "dtype": torch.float32,
+    "num_q_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 64,
+    "block_size": 16,
+}
+
+
+def on_a_cpu(name="auto", **change):
+    return nk.attention_backend(name, device="cpu", **(SHAPE | change))
+
+
+@pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
+def test_auto_on_a_cpu_takes_its_own_kernels():
+    assert (on_a_cpu().name, on_a_cpu().reason) == ("cpu", "auto: the device is 'cpu'")
+    half = on_a_cpu(dtype=torch.float16)
+    assert half.name == "torch"
+    assert "fp32 and bf16, not torch.float16" in half.reason
+    odd = on_a_cpu(head_dim=72)
+    assert odd.name == "batch_invariant"
+    assert "multiple of 16, not 72" in odd.reason
+    with pytest.raises(ValueError, match="multiple of 16, not 72; use 'torch'"):
+        on_a_cpu("cpu", head_dim=72)
+    with pytest.raises(ValueError, match="'cpu' needs a cpu device, not 'cuda'"):
+        nk.attention_backend("cpu", device="cuda", **SHAPE)
+
+
+def test_auto_without_a_compiler_says_so(monkeypatch):
+    monkeypatch.setattr(cpu, "kernel", lambda *_: None)
+    monkeypatch.setattr(cpu, "why_not", lambda: "no C++ compiler was found")
+    assert on_a_cpu(dtype=torch.bfloat16).name == "torch"
+    single = on_a_cpu()
+    assert single.name == "batch_invariant"
+    assert "no C++ compiler was found" in single.reason
+    assert "name" in on_a_cpu("torch").reason
+
+
+def test_unknown_name_lists_the_choices():
+    with pytest.raises(ValueError, match=r"'flash'.*auto, triton, cpu, torch, flash_attn"):
+        nk.attention_backend("flash", device="cpu", **SHAPE)
+
+
+@pytest.mark.parametrize("name", ["triton", "flash_attn"])
+def test_cuda_only_backends_refuse_a_cpu(name):
+    with pytest.raises(ValueError, match=f"'{name}' needs a cuda device.*use 'torch'"):
+        nk.attention_backend(name, device="cpu", **SHAPE)
+
+
+@pytest.mark.parametrize("what", ["num_q_heads", "num_kv_heads", "head_dim", "block_size"])
+@pytest.mark.parametrize("size", [0, -4])
+def test_sizes_below_one_are_named(what, size):
+    with pytest.raises(ValueError, match=rf"{what} is {size}: it must be at least 1"):
+        on_a_cpu(**{what: size})
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, "bfloat16"])
+def test_queries_are_of_a_floating_point_dtype(dtype):
+    with pytest.raises(ValueError, match=rf"dtype is {dtype!r}: .* a floating-point torch.dtype"):
+        on_a_cpu(dtype=dtype)
+
+
+def test_heads_must_divide():
+    with pytest.raises(ValueError, match=r"num_q_heads 4 .* num_kv_heads 3"):
+        nk.attention_backend("auto", device="cpu", **(SHAPE | {"num_kv_heads": 3}))
+
+
+def test_a_backend_that_is_not_there_says_so(monkeypatch):
+    absent = ("nv_kernels.attention.absent", "Absent")
+    monkeypatch.setitem(select.BACKENDS, "flash_attn", absent)
+    with pytest.raises(NotImplementedError, match="flash_attn"):
+        nk.attention_backend("flash_attn", device="cuda", **SHAPE)
+    monkeypatch.setitem(select.BACKENDS, "triton", absent)
+    backend = nk.attention_backend("auto", device="cuda", **SHAPE)
+    assert backend.name == "torch"
+    assert "not built" in backend.reason
