@@ -1,5 +1,7 @@
 """Which backend a name gives, and what a wrong name says."""
 
+import importlib
+
 import nv_kernels as nk
 import pytest
 import torch
@@ -83,3 +85,25 @@ def test_a_backend_that_is_not_there_says_so(monkeypatch):
     backend = nk.attention_backend("auto", device="cuda", **SHAPE)
     assert backend.name == "torch"
     assert "not built" in backend.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "is_capturable", "compiles"),
+    [
+        ("triton", True, True),
+        ("batch_invariant", False, False),
+        ("flash_attn", True, False),
+        ("torch", False, False),
+        ("cpu", False, False),
+    ],
+)
+def test_a_backend_says_what_a_start_on_a_card_may_do_with_it(name, is_capturable, compiles):
+    module, cls = select.BACKENDS[name]
+    backend = getattr(importlib.import_module(module), cls)
+    assert (backend.is_capturable, backend.compiles) == (is_capturable, compiles)
+
+
+def test_batch_invariant_on_a_card_is_captured_and_compiled_ahead():
+    module, cls = select.BATCH_INVARIANT_ON_A_CARD
+    backend = getattr(importlib.import_module(module), cls)
+    assert (backend.is_capturable, backend.compiles) == (True, True)

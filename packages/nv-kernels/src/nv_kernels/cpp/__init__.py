@@ -1,5 +1,5 @@
-"""The CPU's own kernels: C++ that is compiled for this processor when it is first used.
+"""The C++ kernels and their calls; the sources are compiled for this processor at first use.
 
-Owns a layer's ops in fp32 and bf16, and where the compiled library lies. Where there is no
-compiler, or an op gets what its kernel was not written for, `nv_kernels.reference` computes.
+Owns ops in fp32 and bf16, and the place of the compiled library. Without a compiler, or for
+arguments that a kernel does not take, a call runs the op's definition.
 """

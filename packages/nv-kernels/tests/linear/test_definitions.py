@@ -1,4 +1,4 @@
-"""The products, the look-up and the gate against float64."""
+"""The products and the look-up against float64."""
 
 import nv_kernels as nk
 import pytest
@@ -38,21 +38,3 @@ def test_embedding(index):
     weight = torch.randn(10, 8).bfloat16()
     ids = torch.tensor([3, 0, 9, 3], dtype=index)
     assert torch.equal(nk.embedding(ids, weight), weight[[3, 0, 9, 3]])
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_silu_and_mul(dtype):
-    torch.manual_seed(0)
-    x = (torch.randn(5, 64) * 4).to(dtype)
-    gate, up = x.double().chunk(2, -1)
-    out = nk.silu_and_mul(x)
-    assert out.dtype == dtype
-    torch.testing.assert_close(
-        out.double(), gate / (1 + (-gate).exp()) * up, atol=TOLERANCE[dtype] / 10, rtol=1e-2
-    )
-
-
-def test_silu_is_rounded_before_it_multiplies():
-    x = torch.randn(5, 64).bfloat16()
-    gate, up = x.chunk(2, -1)
-    assert torch.equal(nk.silu_and_mul(x), torch.nn.functional.silu(gate) * up)
