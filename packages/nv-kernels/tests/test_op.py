@@ -50,7 +50,7 @@ def test_signature_and_document_are_the_definition_s(name):
 
 
 def test_reference_has_every_definition_and_attention():
-    assert dir(nk.reference) == sorted([*OPS, "attention"])
+    assert vars(nk.reference).keys() == {*OPS, "attention"}
     with pytest.raises(AttributeError, match="KVCache is not the name of an op"):
         _ = nk.reference.KVCache
 

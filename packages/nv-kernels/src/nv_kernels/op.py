@@ -91,21 +91,15 @@ class Reference:
     """The definitions of ops: `reference.rms_norm` is the definition of the op `rms_norm`."""
 
     def __init__(self, names: Mapping[str, object], **others: Callable[..., Any]) -> None:
-        """Collect the definitions.
+        """Collect the definitions as attributes.
 
         Args:
             names: a module's names; those of ops are taken.
             **others: definitions that are not an op's.
         """
         ops = {name: each.definition for name, each in names.items() if isinstance(each, Op)}
-        self._definitions = ops | others
+        vars(self).update(ops | others)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Look a definition up."""
-        if name not in vars(self)["_definitions"]:
-            raise AttributeError(f"{name} is not the name of an op")
-        return self._definitions[name]
-
-    def __dir__(self) -> list[str]:
-        """List the definitions."""
-        return sorted(self._definitions)
+        """Raise: Python calls this for a name that is not an attribute."""
+        raise AttributeError(f"{name} is not the name of an op")

@@ -9,8 +9,10 @@ import nv_kernels as nk
 import pytest
 import torch
 from nv_kernels.cpp import chain as cpu_chain
-from nv_kernels.cpp import linear as ops
+from nv_kernels.cpp import elementwise, linear, rope
+from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.library import find_compiler, why_not
+from nv_kernels.cpp.sample import sample
 
 compiled = pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -30,10 +32,10 @@ def close(got, want, dtype):
 @compiled
 def test_this_machine_has_the_kernels_where_it_has_a_compiler():
     assert why_not() == ""
-    assert ops.kernel("linear", torch.float32, torch.float32)
-    assert ops.kernel("add_rms_norm", torch.float32)
-    assert ops.kernel("linear", torch.float16, torch.float16) is None
-    assert ops.kernel("attention", torch.bfloat16, torch.float8_e4m3fn)
+    assert kernel("linear", torch.float32, torch.float32)
+    assert kernel("add_rms_norm", torch.float32)
+    assert kernel("linear", torch.float16, torch.float16) is None
+    assert kernel("attention", torch.bfloat16, torch.float8_e4m3fn)
 
 
 @compiled
@@ -44,17 +46,19 @@ def test_norms(tokens, width, dtype):
     x, residual = draw(tokens, width, dtype=dtype), draw(tokens, width, dtype=dtype, seed=1)
     weight = draw(width, dtype=dtype, seed=2)
     for got, want in zip(
-        ops.add_rms_norm(x, residual, weight, 1e-6),
+        elementwise.add_rms_norm(x, residual, weight, 1e-6),
         nk.reference.add_rms_norm(x, residual, weight, 1e-6),
         strict=True,
     ):
         close(got, want, dtype)
-    normed, total = ops.add_rms_norm(x, None, weight, 1e-6)
+    normed, total = elementwise.add_rms_norm(x, None, weight, 1e-6)
     assert total is x
     close(normed, nk.reference.rms_norm(x, weight, 1e-6), dtype)
-    close(ops.rms_norm(x[:, None], weight, 1e-6)[:, 0], normed, dtype)
+    close(elementwise.rms_norm(x[:, None], weight, 1e-6)[:, 0], normed, dtype)
     part = draw(tokens, 2 * width, dtype=dtype)[:, ::2]  # not contiguous
-    close(ops.rms_norm(part, weight, 1e-6), nk.reference.rms_norm(part, weight, 1e-6), dtype)
+    close(
+        elementwise.rms_norm(part, weight, 1e-6), nk.reference.rms_norm(part, weight, 1e-6), dtype
+    )
 
 
 @compiled
@@ -62,9 +66,9 @@ def test_norms(tokens, width, dtype):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_gate(width, dtype):
     x = draw(20, 2 * width, dtype=dtype, scale=30.0)
-    close(ops.silu_and_mul(x), nk.reference.silu_and_mul(x), dtype)
+    close(elementwise.silu_and_mul(x), nk.reference.silu_and_mul(x), dtype)
     ends = torch.tensor([[-1e4, -300.0, -88.0, -0.0, 0.0, 88.0, 300.0, 1e4] + [1.0] * 8]).to(dtype)
-    close(ops.silu_and_mul(ends), nk.reference.silu_and_mul(ends), dtype)
+    close(elementwise.silu_and_mul(ends), nk.reference.silu_and_mul(ends), dtype)
 
 
 @compiled
@@ -82,10 +86,10 @@ def test_greedy(size, dtype):
     )
     wanted = logits.argmax(-1)
     wanted[[3, 5, 6]] = -1
-    assert torch.equal(ops.sample(logits, sampling), wanted)
+    assert torch.equal(sample(logits, sampling), wanted)
     past = torch.full((9, 5), torch.nan, dtype=dtype)  # ids that are not looked at
     bounded = replace(sampling, num_ids=size)
-    assert torch.equal(ops.sample(torch.cat([logits, past], dim=1), bounded), wanted)
+    assert torch.equal(sample(torch.cat([logits, past], dim=1), bounded), wanted)
 
 
 @compiled
@@ -104,7 +108,7 @@ def test_rope_and_store(normed, heads, dim, order, dtype):
     positions = torch.tensor([0, 49, 3, 7, 7, 20, 1])
     slots = torch.tensor([5, 40, -1, 17, 0, 63, 31])
     found = []
-    for op in (ops.qk_norm_rope_store, nk.reference.qk_norm_rope_store):
+    for op in (rope.qk_norm_rope_store, nk.reference.qk_norm_rope_store):
         kv = nk.KVLayout(4, 16, kv_heads, dim, dtype, order).allocate("cpu")
         q = op(qkv, *weights, 1e-6, positions, table, kv, slots, q_heads)
         found.append((q, kv.k, kv.v))
@@ -114,21 +118,21 @@ def test_rope_and_store(normed, heads, dim, order, dtype):
 
 
 @compiled
-@pytest.mark.skipif(not ops.has_tiles(), reason="this processor has no tiles")
+@pytest.mark.skipif(not linear.has_tiles(), reason="this processor has no tiles")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(("outputs", "columns"), [(16, 32), (48, 64), (960, 576), (576, 1536)])
 def test_products_by_tiles(outputs, columns, biased):
     x = draw(301, columns, dtype=torch.bfloat16)
     weight = draw(outputs, columns, dtype=torch.bfloat16, seed=1, scale=columns**-0.5)
     bias = draw(outputs, dtype=torch.bfloat16, seed=2) if biased else None
-    in_tiles = ops.pack_weight(weight)
-    assert ops.is_in_tiles(in_tiles)
-    whole = ops.linear(x, in_tiles, bias)
+    in_tiles = linear.pack_weight(weight)
+    assert linear.is_in_tiles(in_tiles)
+    whole = linear.linear(x, in_tiles, bias)
     truth = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     torch.testing.assert_close(whole.double(), truth, rtol=2**-7, atol=2**-9)
     for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 256, 257, 300):
         for start in (0, 1, 301 - rows):
-            part = ops.linear(x[start : start + rows], in_tiles, bias)
+            part = linear.linear(x[start : start + rows], in_tiles, bias)
             assert torch.equal(part, whole[start : start + rows]), (rows, start)
 
 
@@ -141,7 +145,7 @@ def test_a_layer_in_two_calls_is_the_chain_op_by_op(tokens, biased, dtype, monke
     shapes = {"qkv": (128, size), "output": (size, heads * 16), "gate_up": (2 * width, size),
               "down": (size, width)}  # fmt: skip
     named = {
-        name: ops.pack_weight(draw(*shape, dtype=dtype, seed=i, scale=shape[1] ** -0.5))
+        name: linear.pack_weight(draw(*shape, dtype=dtype, seed=i, scale=shape[1] ** -0.5))
         for i, (name, shape) in enumerate(shapes.items())
     }
     if biased:
@@ -159,7 +163,7 @@ def test_a_layer_in_two_calls_is_the_chain_op_by_op(tokens, biased, dtype, monke
 
     got = run()
     own = cpu_chain.pieces(nk.LayerWeights(**norms, **named, eps=1e-6), nk.Stream(hidden))
-    assert (own is not None) == (dtype == torch.float32 or ops.has_tiles())
+    assert (own is not None) == (dtype == torch.float32 or linear.has_tiles())
     monkeypatch.setattr(cpu_chain, "pieces", lambda *_: None)
     for ours, plain in zip(got, run(), strict=True):
         assert torch.equal(ours, plain)

@@ -1,6 +1,6 @@
 """Writes new tokens' keys and values into the paged cache.
 
-Owns the store, also the one that the fused kernel of `rope_store` does, and the rounding to
+Owns the store, also the one that the fused kernel of `triton_rope` does, and the rounding to
 e4m3. Never picks a slot.
 """
 

@@ -1,7 +1,7 @@
 """The compiled kernels: made once a machine, kept in the user's cache, loaded with ctypes.
 
 Owns the compiler's command and the library's name, which says for which sources and processor it
-was made. Never passes a tensor: `ops` does.
+was made. Never passes a tensor.
 """
 
 from __future__ import annotations

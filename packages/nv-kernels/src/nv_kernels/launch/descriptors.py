@@ -1,7 +1,7 @@
 """Tensors described to Hopper's bulk copy engine, as a Gluon kernel takes them.
 
 Owns the layout of a box in shared memory, which takes longer to derive than a launch may: each is
-derived once. Imports Gluon: only where `linear.gluon_module` does, or on a Hopper card.
+derived once. Imports Gluon: only where `linear.triton.product` does, or on a Hopper card.
 """
 
 from __future__ import annotations

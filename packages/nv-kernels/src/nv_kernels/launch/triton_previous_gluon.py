@@ -1,6 +1,6 @@
 """The device's half of programmatic dependent launch, for kernels in Gluon.
 
-Owns two device functions, as `previous` does for Triton's own dialect. Imports Gluon.
+Owns two device functions, as `triton_previous` does for Triton's own dialect. Imports Gluon.
 """
 
 from __future__ import annotations

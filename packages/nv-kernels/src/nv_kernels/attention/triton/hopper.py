@@ -1,6 +1,6 @@
 """The chunk kernel for Hopper: warps that load, and two groups of warps that compute.
 
-Owns the same work as prefill_attention, for cards with wgmma and bulk tensor copies. A loading
+Owns the same work as `prefill`, for cards with wgmma and bulk tensor copies. A loading
 warp (hopper_items) keeps STAGES blocks of keys and values in flight; each of two warp groups owns
 64 rows, so that one computes its softmax while the other keeps the tensor cores busy, and starts
 the next scores before it weighs the last values (FlashAttention-3, Shah et al. 2024). Blocks run

@@ -1,7 +1,7 @@
 """What the Hopper chunk kernel moves: items handed out, blocks of keys and values, queries.
 
 Owns the loading warp and its queue of items (a tile and a kv head). Never computes:
-prefill_hopper's two warp groups do.
+the two warp groups of `hopper` do.
 """
 
 # mypy: disable-error-code="attr-defined"

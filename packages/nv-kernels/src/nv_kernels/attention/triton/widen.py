@@ -3,8 +3,8 @@
 Owns the copy. Never attends: what was written for 16-bit caches reads the blocks, which costs less
 than converting each tile once for every query tile.
 
-A value is written as its fp8 value times 2**-8 (see fp8_pairs), which both 16-bit dtypes hold
-exactly.
+A value is written as its fp8 value times 2**-8 (see nv_kernels.cache.triton_fp8), which both
+16-bit dtypes hold exactly.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ x must be normalised already: an RMS norm inside the loop would send x through r
 two to four times the time. Partials are summed by the next, elementwise kernel: no atomics, no
 zeroing, the same result every time.
 
-Owns the kernel and its launch. Never decides when it wins: `forms` does.
+Owns the kernel and its launch. Never decides when it wins: `tuned` does.
 """
 
 from __future__ import annotations

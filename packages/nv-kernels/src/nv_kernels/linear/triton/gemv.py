@@ -4,7 +4,7 @@ A program holds whole rows of the weight in registers, loaded before the wait fo
 kernel, so that memory streams while that kernel still runs. RMS norm in the prologue (a scale of
 the finished row), bias, residual or silu(gate) * up in the epilogue.
 
-Owns the kernel and its launch. Never decides when it wins: `forms` does.
+Owns the kernel and its launch. Never decides when it wins: `tuned` does.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"

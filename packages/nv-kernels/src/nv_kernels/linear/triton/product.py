@@ -1,6 +1,6 @@
 """Products by a weight: the form by shape, the library where it wins.
 
-Owns the choice at call time (card, dtype, alignment). Never cuts: `forms` does.
+Owns the choice at call time (card, dtype, alignment). Never cuts: `tuned` does.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Written in Gluon, where a loop's loads can be split: a program copies its whole 
 runs wgmma with the weight rows on the 64-row side (tokens on the other: no padding to 64).
 Triton's own pipeliner starts the loads of x and the weight together, after the wait.
 
-Owns the kernel and its launch. Never decides when it wins: `forms` does. Gluon is experimental:
+Owns the kernel and its launch. Never decides when it wins: `tuned` does. Gluon is experimental:
 import this module only where `linear.has_slab` says so.
 """
 
