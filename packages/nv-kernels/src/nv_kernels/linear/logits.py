@@ -56,5 +56,7 @@ def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.
         [R, V] fp32, accumulated in fp32.
     """
     if weight.is_mkldnn:
-        return batch_invariant_linear.definition(hidden, weight).float()  # torch rounds what it packed
+        return batch_invariant_linear.definition(
+            hidden, weight
+        ).float()  # torch rounds what it packed
     return batch_invariant_linear.definition(hidden.float(), weight.float())
