@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import NamedTuple
 
 import torch
 import triton
@@ -11,8 +12,9 @@ from nv_kernels import KVCache, SamplingTensors, reference
 from nv_kernels.cache.triton_rope import qk_norm_rope_store
 from nv_kernels.elementwise import triton_norm as norm
 from nv_kernels.launch.dependent import dependent_launch
-from nv_kernels.linear.layer import LayerWeights, Stream
-from nv_kernels.linear.triton import chain
+from nv_kernels.linear.stream import Stream
+from nv_kernels.linear.triton.weight import TritonDense
+from nv_kernels.linear.weight import linear_add, norm_gated_linear, norm_linear
 from torch.nn import functional
 
 DEVICE = "cuda"
@@ -90,6 +92,24 @@ def stand_in(queries):
     return out.flatten(1)
 
 
+class RMS(NamedTuple):
+    """A norm of the stream."""
+
+    weight: torch.Tensor
+    eps: float
+
+
+class Layer(NamedTuple):
+    """A layer's norms and matrices."""
+
+    attention_norm: RMS
+    qkv: torch.Tensor
+    output: torch.Tensor
+    mlp_norm: RMS
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
 class Model:
     """Layers of a decoder with random weights, and caches for their keys and values."""
 
@@ -106,14 +126,13 @@ class Model:
         self.hidden, self.q_heads, self.kv_heads = hidden, q_heads, kv_heads
         self.q_norm, self.k_norm = vector(HEAD_DIM), vector(HEAD_DIM)
         self.layers = [
-            LayerWeights(
-                attention_norm=vector(hidden),
+            Layer(
+                attention_norm=RMS(vector(hidden), EPS),
                 qkv=matrix((q_heads + 2 * kv_heads) * HEAD_DIM, hidden),
                 output=matrix(hidden, q_heads * HEAD_DIM),
-                mlp_norm=vector(hidden),
+                mlp_norm=RMS(vector(hidden), EPS),
                 gate_up=matrix(2 * features, hidden),
                 down=matrix(hidden, features),
-                eps=EPS,
             )
             for _ in range(layers)
         ]
@@ -130,31 +149,30 @@ class Model:
         slots = torch.randperm(4096, device=DEVICE, generator=generator)[:tokens].contiguous()
         return x, positions, slots
 
-    def run(self, x, positions, slots, pieces=chain, attend=stand_in):
+    def run(self, x, positions, slots, weight=TritonDense, attend=stand_in):
         """All layers, attention replaced by a copy of its queries; the last norm's total."""
         stream = Stream(x)
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            qkv, stream = pieces.attention_input(layer, stream)
+            qkv, stream = norm_linear(stream, layer.attention_norm, weight(layer.qkv))
             queries = qk_norm_rope_store(
                 qkv, self.q_norm, self.k_norm, EPS, positions, self.cos_sin, cache, slots,
                 self.q_heads,
             )  # fmt: skip
-            stream = pieces.attention_output(layer, attend(queries), stream)
+            stream = linear_add(attend(queries), weight(layer.output), stream)
+            gated, stream = norm_gated_linear(stream, layer.mlp_norm, weight(layer.gate_up))
+            stream = linear_add(gated, weight(layer.down), stream)
         if stream.pending is None:
             return stream.hidden
-        weight = self.layers[0].attention_norm
+        weight = self.layers[0].attention_norm.weight
         return norm.add_rms_norm(stream.pending, stream.hidden, weight, EPS)[1]
 
     def plain(self, x, positions, slots, dtype=BF16):
         """The same in plain torch ops, at any precision; caches written in bf16 only."""
         x = x.to(dtype)
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            to = vars(layer)
-            if dtype != BF16:
-                to = {
-                    name: getattr(value, "to", lambda _: None)(dtype) for name, value in to.items()
-                }
-            qkv = functional.linear(self._norm(x, to["attention_norm"]), to["qkv"])
+            tensors = [value.weight if isinstance(value, RMS) else value for value in layer]
+            norm, qkv, output, mlp_norm, gate_up, down = (each.to(dtype) for each in tensors)
+            qkv = functional.linear(self._norm(x, norm), qkv)
             heads = qkv.view(len(x), -1, HEAD_DIM)
             q, k, v = heads.split([self.q_heads, self.kv_heads, self.kv_heads], 1)
             q = reference.apply_rope(self._norm(q, self.q_norm.to(dtype)), positions, self.cos_sin)
@@ -162,9 +180,9 @@ class Model:
             if dtype == BF16:
                 cache.k.view(-1, *k.shape[1:]).index_copy_(0, slots, k)
                 cache.v.view(-1, *v.shape[1:]).index_copy_(0, slots, v)
-            x = x + functional.linear(q.flatten(1).clone(), to["output"])
-            gate, up = functional.linear(self._norm(x, to["mlp_norm"]), to["gate_up"]).chunk(2, -1)
-            x = x + functional.linear(functional.silu(gate) * up, to["down"])
+            x = x + functional.linear(q.flatten(1).clone(), output)
+            gate, up = functional.linear(self._norm(x, mlp_norm), gate_up).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, down)
         return x
 
     @staticmethod

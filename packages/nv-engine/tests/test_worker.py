@@ -264,10 +264,10 @@ def test_k7_the_deterministic_mode_has_its_own_products_and_attention(
     asked = []
 
     def plan(path, **options):
-        asked.append(options["batch_invariant"])
+        asked.append(options["arithmetic"])
         return plan_model(path, **options)
 
     monkeypatch.setattr("nv_engine.device.worker.plan_model", plan)
     worker = make_worker(checkpoint, deterministic=deterministic, dtype="bfloat16")
-    assert asked == [deterministic]
+    assert asked == ["batch_invariant" if deterministic else "fast"]
     assert (worker._runner._backend.name == "batch_invariant") == deterministic

@@ -1,5 +1,6 @@
 """The arithmetic of splitting. The collectives are in test_tensor_parallel.py."""
 
+import nv_kernels as nk
 import pytest
 import torch
 from hypothesis import given
@@ -55,6 +56,5 @@ def test_rank_outside_size(rank, size):
 
 def test_a_batch_invariant_layer_sums_in_order_of_rank():
     parallel = TensorParallel(0, 2)
-    assert parallel.layer_sum(batch_invariant=True).whole == parallel.sum_in_order
-    assert parallel.layer_sum(batch_invariant=False).whole == parallel.all_reduce
-    assert TensorParallel().layer_sum(batch_invariant=False) is None
+    assert nk.arithmetic("batch_invariant").rank_sum(parallel).whole == parallel.sum_in_order
+    assert nk.arithmetic("fast").rank_sum(parallel).whole == parallel.all_reduce

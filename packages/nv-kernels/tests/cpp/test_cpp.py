@@ -8,11 +8,13 @@ from dataclasses import replace
 import nv_kernels as nk
 import pytest
 import torch
-from nv_kernels.cpp import chain as cpu_chain
+from decoder_layer import Layer, after_attention, before_attention
 from nv_kernels.cpp import elementwise, linear, rope
 from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.library import find_compiler, why_not
 from nv_kernels.cpp.sample import sample
+from nv_kernels.cpp.weight import CppDense
+from nv_kernels.linear.weight import Dense
 
 compiled = pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -140,7 +142,7 @@ def test_products_by_tiles(outputs, columns, biased):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("tokens", [1, 3, 40, 300])
-def test_a_layer_in_two_calls_is_the_chain_op_by_op(tokens, biased, dtype, monkeypatch):
+def test_a_layer_in_compiled_calls_is_the_layer_op_by_op(tokens, biased, dtype):
     size, width, heads = 64, 96, 4
     shapes = {"qkv": (128, size), "output": (size, heads * 16), "gate_up": (2 * width, size),
               "down": (size, width)}  # fmt: skip
@@ -151,34 +153,35 @@ def test_a_layer_in_two_calls_is_the_chain_op_by_op(tokens, biased, dtype, monke
     if biased:
         named |= {f"{n}_bias": draw(s[0], dtype=dtype, seed=9) for n, s in shapes.items()}
     norms = {n: draw(size, dtype=dtype, seed=7) for n in ("attention_norm", "mlp_norm")}
+    layer = Layer(**norms, **named, eps=1e-6)
     hidden, pending = draw(tokens, size, dtype=dtype), draw(tokens, size, dtype=dtype, seed=3)
     attended = draw(tokens, heads * 16, dtype=dtype, seed=4)
 
-    def run():
-        layer = nk.LayerWeights(**norms, **named, eps=1e-6)
-        first, _ = nk.attention_input(layer, nk.Stream(hidden))
-        qkv, stream = nk.attention_input(layer, nk.Stream(hidden, pending))
-        after = nk.attention_output(layer, attended, stream)
+    def run(weight):
+        first, _ = before_attention(layer, nk.Stream(hidden), weight)
+        qkv, stream = before_attention(layer, nk.Stream(hidden, pending), weight)
+        after = after_attention(layer, attended, stream, weight)
         return first, qkv, stream.hidden, after.hidden, after.pending
 
-    got = run()
-    own = cpu_chain.pieces(nk.LayerWeights(**norms, **named, eps=1e-6), nk.Stream(hidden))
+    own = CppDense.of(layer.qkv)
     assert (own is not None) == (dtype == torch.float32 or linear.has_tiles())
-    monkeypatch.setattr(cpu_chain, "pieces", lambda *_: None)
-    for ours, plain in zip(got, run(), strict=True):
-        assert torch.equal(ours, plain)
+    if own is not None:
+        for ours, plain in zip(run(CppDense.of), run(Dense), strict=True):
+            assert torch.equal(ours, plain)
 
 
 @compiled
-def test_the_chain_with_ranks_is_left_to_the_ops():
-    weights = {
+def test_with_ranks_each_product_is_summed_before_it_is_added():
+    tensors = {
         n: draw(s, 32) for n, s in (("qkv", 96), ("output", 32), ("gate_up", 64), ("down", 32))
     }
-    weights |= {n: torch.ones(32) for n in ("attention_norm", "mlp_norm")}
-    layer = nk.LayerWeights(**weights, eps=1e-6)
-    stream = nk.attention_output(layer, draw(3, 32), nk.Stream(draw(3, 32)), lambda x: x * 2)
-    halved = nk.attention_output(layer, draw(3, 32), nk.Stream(draw(3, 32)))
-    assert not torch.equal(stream.hidden, halved.hidden)
+    tensors |= {n: torch.ones(32) for n in ("attention_norm", "mlp_norm")}
+    layer, stream = Layer(**tensors, eps=1e-6), nk.Stream(draw(3, 32))
+    doubled = after_attention(layer, draw(3, 32), stream, CppDense.of, nk.RankSum(lambda x: x * 2))
+    tensors |= {n: 2 * tensors[n] for n in ("output", "down")}
+    expected = after_attention(Layer(**tensors, eps=1e-6), draw(3, 32), stream, Dense)
+    assert torch.equal(doubled.hidden, expected.hidden)
+    assert torch.equal(doubled.pending, expected.pending)
 
 
 WITHOUT = """

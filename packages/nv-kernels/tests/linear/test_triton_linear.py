@@ -6,15 +6,16 @@ import nv_kernels as nk
 import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
+from decoder_layer import RMS, Layer, after_attention, before_attention
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
 from nv_kernels import reference
-from nv_kernels.linear import chain
-from nv_kernels.linear.triton import chain as triton_chain
 from nv_kernels.linear.triton import logits
 from nv_kernels.linear.triton import product as linear
 from nv_kernels.linear.triton.dot import dot, dot_kernel
 from nv_kernels.linear.triton.gemv import gemv, gemv_kernel
+from nv_kernels.linear.triton.weight import TritonDense
 from nv_kernels.linear.tuned import TUNED, Dot, Gemv, Library, Slab, choose
+from nv_kernels.linear.weight import Dense
 from torch.nn import functional
 
 card_only = pytest.mark.skipif(INTERPRETING, reason="needs a card")
@@ -179,11 +180,16 @@ def test_linear_of_any_shape(tokens, rows, columns, dtype):
     torch.testing.assert_close(
         linear.linear(x, weight, bias), reference.linear(x, weight, bias), rtol=2e-2, atol=2e-2
     )
+    if tokens and not (INTERPRETING and dtype == torch.float32):
+        norm = RMS(draw(columns, dtype=dtype, seed=4), 1e-6)
+        expected = reference.linear(reference.rms_norm(x, *norm), weight)
+        actual, _ = nk.norm_linear(nk.Stream(x), norm, TritonDense(weight))
+        torch.testing.assert_close(summed(actual).to(dtype), expected, rtol=3e-2, atol=3e-2)
 
 
 def layer_of(hidden, heads, features, bias=False, device=DEVICE):
     make = partial(draw, device=device)
-    return nk.LayerWeights(
+    return Layer(
         attention_norm=make(hidden, seed=11),
         qkv=make(2 * heads, hidden, seed=12, scale=hidden**-0.5),
         output=make(hidden, heads, seed=13, scale=heads**-0.5),
@@ -211,12 +217,12 @@ def plain(layer, hidden):
     return x + truth(normed, wide["gate_up"], gated=True) @ wide["down"].T
 
 
-def run(pieces, layer, hidden, reduce=None):
+def run(weight, layer, hidden, reduce=None):
     stream = nk.Stream(hidden.clone())  # it may be written over
-    qkv, stream = pieces.attention_input(layer, stream)
+    qkv, stream = before_attention(layer, stream, weight)
     qkv = summed(qkv).to(hidden.dtype)
     attended = qkv[:, : qkv.shape[1] // 2].contiguous()
-    stream = pieces.attention_output(layer, attended, stream, reduce)
+    stream = after_attention(layer, attended, stream, weight, reduce)
     if stream.pending is None:
         return stream.hidden
     return stream.hidden + summed(stream.pending).to(hidden.dtype)
@@ -226,20 +232,20 @@ def run(pieces, layer, hidden, reduce=None):
 @pytest.mark.parametrize("tokens", [1, 2] if INTERPRETING else [1, 2, 3, 16, 17, 64, 65, 256, 300])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("parallel", [False, True])
-def test_chain(tokens, bias, parallel):
+def test_a_layer(tokens, bias, parallel):
     hidden, heads, features = (64, 96, 80) if INTERPRETING else (1024, 2048, 3072)
     layer = layer_of(hidden, heads, features, bias)
     x = draw(tokens, hidden, seed=19)
-    reduce = (lambda y: y.clone()) if parallel else None
-    assert error(run(triton_chain, layer, x, reduce), plain(layer, x)) < 8e-3
+    reduce = nk.RankSum(lambda y: y.clone()) if parallel else None
+    assert error(run(TritonDense, layer, x, reduce), plain(layer, x)) < 8e-3
 
 
 @outer_only
 @pytest.mark.parametrize("tokens", [1, 7])
-def test_chain_in_plain_torch(tokens):
+def test_a_layer_in_plain_torch(tokens):
     layer = layer_of(64, 96, 80, bias=True, device="cpu")
     x = draw(tokens, 64, seed=19, device="cpu")
-    assert error(run(chain, layer, x), plain(layer, x)) < 8e-3
+    assert error(run(Dense, layer, x), plain(layer, x)) < 8e-3
 
 
 def test_forms_of_unknown_shapes():

@@ -11,9 +11,10 @@ import nv_kernels as nk
 import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
+from decoder_layer import RMS, Layer, after_attention
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
 from nv_kernels import reference
-from nv_kernels.linear.triton import chain as triton_chain
+from nv_kernels.linear.triton.weight import TritonDense
 from nv_kernels.ranks import triton_all_reduce as all_reduce
 
 EPS = 1e-6
@@ -189,7 +190,7 @@ def test_kernel(size, rank_of_kernel, width, dtype):
 def test_a_layer_on_two_ranks_is_the_layer():
     """Each rank has half of the features; the sums are left to the norms."""
     width, features, num_rows = (64, 96, 3) if INTERPRETING else (1024, 3072, 5)
-    whole = nk.LayerWeights(
+    whole = Layer(
         attention_norm=draw(width, seed=1),
         qkv=draw(width, width, seed=2) / width**0.5,
         output=draw(width, width, seed=3) / width**0.5,
@@ -220,7 +221,7 @@ def test_a_layer_on_two_ranks_is_the_layer():
 def half_of(layer, rank):
     gate, up = layer.gate_up.chunk(2)
     parts = [gate.chunk(2)[rank], up.chunk(2)[rank]]
-    return nk.LayerWeights(
+    return Layer(
         layer.attention_norm,
         layer.qkv,
         layer.output.chunk(2, 1)[rank].contiguous(),
@@ -233,9 +234,10 @@ def half_of(layer, rank):
 
 def fast_layer(layer, attended, hidden, peers):
     reduce = nk.RankSum(lambda _: pytest.fail("the norm sums"), peers)
-    stream = triton_chain.attention_output(layer, attended, nk.Stream(hidden), reduce)
+    stream = after_attention(layer, attended, nk.Stream(hidden), TritonDense, reduce)
     assert stream.peers is peers
-    return nk.normalise(stream, layer.attention_norm, EPS)
+    normed, stream = nk.normalise(stream, RMS(layer.attention_norm, EPS))
+    return normed, stream.hidden
 
 
 def plain_layer(layer, attended, hidden, peers):

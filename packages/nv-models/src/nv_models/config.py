@@ -15,24 +15,11 @@ from typing import Any
 
 import torch
 
+from nv_models.architectures import ARCHITECTURES, supported_architecture
 from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
-from nv_models.registry import supported_architecture
 from nv_models.rope import RopeConfig, frequencies
 from nv_models.support import refuse_unread, refuse_unread_rope
 
-# What transformers' config class of an architecture says where config.json says nothing.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "Qwen3ForCausalLM": {
-        "head_dim": 128,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-    },
-    "LlamaForCausalLM": {
-        "max_position_embeddings": 2048,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-}
 LARGEST_ID = 2**31 - 1
 """What a token id is kept in; a larger one is none."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -61,7 +48,7 @@ class ModelConfig:
     """A decoder's sizes and constants.
 
     Args:
-        architecture: a name that `registry` knows.
+        architecture: a name that `architectures` knows.
         vocab_size: token ids are below it; also the columns of the logits.
         hidden_size: E.
         intermediate_size: width of the MLP.
@@ -74,7 +61,9 @@ class ModelConfig:
         max_length: the longest sequence: `max_position_embeddings`, or what a scaled rope makes of
             it (`RopeConfig.reach`); of a loaded model, where its table of angles ends.
         rope: the rotary embedding.
-        attention_bias: q, k, v and o have biases.
+        qk_norm: query and key heads are normed before their rotation.
+        qkv_bias: q, k and v have biases.
+        output_bias: attention's output has a bias.
         mlp_bias: gate, up and down have biases.
         tie_word_embeddings: the head is the embedding.
         eos_token_ids: any of them ends a sequence; empty if none is named. See `ends`.
@@ -96,7 +85,9 @@ class ModelConfig:
     max_position_embeddings: int
     max_length: int
     rope: RopeConfig
-    attention_bias: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
@@ -184,7 +175,8 @@ def model_config(
     """The record for the contents of config.json and what generation_config.json added."""
     architecture = supported_architecture(strings(raw, "architectures"))
     refuse_quantized(raw)
-    values = {**DEFAULTS.get(architecture, {}), **raw}
+    row = ARCHITECTURES[architecture]
+    values = {**row.defaults, **raw}
     refuse_unsupported(values)
     num_q_heads = size(values, "num_attention_heads")
     hidden_size = size(values, "hidden_size")
@@ -205,8 +197,10 @@ def model_config(
         max_position_embeddings=longest,
         max_length=rope.reach(longest),
         rope=rope,
-        attention_bias=flag(values, "attention_bias"),
-        mlp_bias=flag(values, "mlp_bias"),
+        qk_norm=row.qk_norm,
+        qkv_bias=_has_bias(values, row.qkv_bias),
+        output_bias=_has_bias(values, row.output_bias),
+        mlp_bias=_has_bias(values, row.mlp_bias),
         tie_word_embeddings=flag(values, "tie_word_embeddings"),
         eos_token_ids=eos_token_ids(raw, generation_eos, values),
         names_eos=bool(eos_ids(raw) + generation_eos),
@@ -216,6 +210,11 @@ def model_config(
     )
     frequencies(config.rope, config.head_dim)  # what its rope lacks is said here, with the file
     return config
+
+
+def _has_bias(values: Mapping[str, Any], said: bool | str) -> bool:
+    """What an architecture's row fixes, or the field that it names."""
+    return flag(values, said) if isinstance(said, str) else said
 
 
 def rope_config(values: Mapping[str, Any]) -> RopeConfig:

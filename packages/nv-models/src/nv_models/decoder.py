@@ -1,11 +1,13 @@
-"""A dense decoder, read aloud: what Qwen3 and Llama have in common, which is nearly all.
+"""A dense decoder: Qwen3 (arXiv 2505.09388), Llama (arXiv 2302.13971) and their kin, top to bottom.
 
-Read from the bottom up: a model is a body, and a vocabulary that turns its output into logits. The
-body embeds, runs its layers over one residual stream, and norms. A layer attends, then thinks. What
-a layer adds to the stream is left pending until the next norm reads it, so that one launch adds
-and norms (`nv_kernels.linear.chain`).
+A model embeds its tokens, runs its layers over one residual stream, norms, and multiplies by the
+head. A layer is attention, then a gated MLP. Each reads the stream through a norm and adds its
+result to the stream.
 
-Shapes: T tokens of a step, R rows that sample, E hidden size, D head_dim, V vocabulary.
+Module names are the checkpoint's. What differs between architectures stands in `architectures`.
+
+Shapes: T tokens of a step, R rows that sample, E hidden size, H heads (Hq, Hkv), D head_dim,
+F width of the MLP, V vocabulary.
 """
 
 import nv_kernels as nk
@@ -15,65 +17,108 @@ from torch import nn
 from nv_models.causal import CausalLM
 from nv_models.config import ModelConfig
 from nv_models.context import ForwardContext
-from nv_models.layers.attention import Attention
 from nv_models.layers.embedding import Vocabulary
-from nv_models.layers.mlp import GatedMLP
+from nv_models.layers.linear import ColumnLinear, Part, RowLinear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
 from nv_models.rope import cos_sin_table
 
 
-class DecoderLayer(nn.Module):
-    """Attention and an MLP, each behind a norm."""
+class Attention(nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) over a paged KV cache."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, qk_norm: bool) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        super().__init__()
+        parallel, dim = placement.parallel, config.head_dim
+        q_heads = parallel.split(config.num_q_heads, "num_attention_heads")
+        kv_heads = parallel.split_kv_heads(config.num_kv_heads)
+        stacked = (
+            Part("q_proj", config.num_q_heads, q_heads, dim),
+            Part("k_proj", config.num_kv_heads, kv_heads, dim),
+            Part("v_proj", config.num_kv_heads, kv_heads, dim),
+        )
+        size, width = config.hidden_size, config.num_q_heads * dim
+        self.qkv_proj = ColumnLinear(size, stacked, config.qkv_bias, placement)
+        self.o_proj = RowLinear(width, size, config.output_bias, placement)
+        self.q_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.k_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.eps = config.rms_norm_eps
+        self.num_q_heads = len(q_heads)
+        self.scale = dim**-0.5
+
+    def forward(
+        self,
+        stream: nk.Stream,
+        norm: RMSNorm,
+        cos_sin: torch.Tensor,
+        kv: nk.KVCache,
+        context: ForwardContext,
+    ) -> nk.Stream:
+        """The stream before attention -> after it; `kv` then holds this step's keys and values."""
+        qkv_proj, o_proj = self.qkv_proj, self.o_proj
+        qkv, stream = nk.norm_linear(stream, norm, qkv_proj.weight, qkv_proj.bias)  # [T, Hq+2Hkv D]
+        q = nk.qk_norm_rope_store(
+            qkv,
+            self.q_norm.weight if self.q_norm else None,
+            self.k_norm.weight if self.k_norm else None,
+            self.eps,
+            context.positions,
+            cos_sin,
+            kv,
+            context.slot_mapping,
+            self.num_q_heads,
+        )  # [T, Hq, D]
+        attended = context.backend.attend(q, kv, context.attention, context.plan, self.scale)
+        return nk.linear_add(
+            attended.flatten(1), o_proj.weight, stream, o_proj.own_bias, o_proj.rank_sum
+        )
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        super().__init__()
+        size, width = config.hidden_size, config.intermediate_size
+        kept = placement.parallel.split(width, "intermediate_size")
+        gate_up = Part("gate_proj", width, kept), Part("up_proj", width, kept)
+        self.gate_up_proj = ColumnLinear(size, gate_up, config.mlp_bias, placement)
+        self.down_proj = RowLinear(width, size, config.mlp_bias, placement)
+
+    def forward(self, stream: nk.Stream, norm: RMSNorm) -> nk.Stream:
+        """The stream before the MLP -> after it."""
+        gate_up, down = self.gate_up_proj, self.down_proj
+        gated, stream = nk.norm_gated_linear(stream, norm, gate_up.weight, gate_up.bias)  # [T, F]
+        return nk.linear_add(gated, down.weight, stream, down.own_bias, down.rank_sum)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a gated MLP; each reads the stream through a norm of its own."""
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps, placement)
-        self.self_attn = Attention(config, placement, qk_norm)
+        self.self_attn = Attention(config, placement)
         self.post_attention_layernorm = RMSNorm(size, eps, placement)
         self.mlp = GatedMLP(config, placement)
-        self.batch_invariant = placement.batch_invariant
-        self.reduce = placement.parallel.layer_sum(placement.batch_invariant)
-        self.weights: nk.LayerWeights | None = None
-
-    def gather(self) -> nk.LayerWeights:
-        """The layer's matrices and norms in one record, as they are now."""
-        attention, mlp = self.self_attn, self.mlp
-        return nk.LayerWeights(
-            attention_norm=self.input_layernorm.weight,
-            qkv=attention.qkv_proj.weight,
-            output=attention.o_proj.weight,
-            mlp_norm=self.post_attention_layernorm.weight,
-            gate_up=mlp.gate_up_proj.weight,
-            down=mlp.down_proj.weight,
-            eps=self.input_layernorm.eps,
-            qkv_bias=attention.qkv_proj.bias,
-            output_bias=attention.o_proj.own_bias,
-            gate_up_bias=mlp.gate_up_proj.bias,
-            down_bias=mlp.down_proj.own_bias,
-            batch_invariant=self.batch_invariant,
-        )
 
     def forward(
         self, stream: nk.Stream, cos_sin: torch.Tensor, kv: nk.KVCache, context: ForwardContext
     ) -> nk.Stream:
-        """The stream before this layer -> after it; this step's K and V are in `kv` afterwards."""
-        if self.weights is None:  # they are where they stay once the model is loaded
-            self.weights = self.gather()
-        qkv, stream = nk.attention_input(self.weights, stream)  # [T, (Hq + 2 Hkv) D]
-        attended = self.self_attn(qkv, cos_sin, kv, context)  # [T, Hq D]
-        return nk.attention_output(self.weights, attended, stream, self.reduce)
+        """The stream before this layer -> after it."""
+        stream = self.self_attn(stream, self.input_layernorm, cos_sin, kv, context)
+        return self.mlp(stream, self.post_attention_layernorm)  # type: ignore[no-any-return]
 
 
 class DecoderBody(nn.Module):
     """Token ids to hidden states."""
 
-    def __init__(self, config: ModelConfig, placement: Placement, qk_norm: bool) -> None:
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__()
         self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, placement)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, placement, qk_norm) for _ in range(config.num_layers)
+            DecoderLayer(config, placement) for _ in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, placement)
         self.cos_sin = cos_sin_table(  # [max_position, D]
@@ -85,18 +130,17 @@ class DecoderBody(nn.Module):
         stream = self.embed_tokens(token_ids)
         for layer, kv in zip(self.layers, context.kv_caches, strict=True):
             stream = layer(stream, self.cos_sin, kv, context)
-        return nk.normalise(stream, self.norm.weight, self.norm.eps)[0]
+        hidden, _ = nk.normalise(stream, self.norm)
+        return hidden
 
 
 class Decoder(CausalLM):
-    """A decoder whose subclass says whether query and key heads are normed."""
-
-    qk_norm: bool
+    """The body, and the head that turns its hidden states into logits."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__()
         self.config = config
-        self.model = DecoderBody(config, placement, self.qk_norm)
+        self.model = DecoderBody(config, placement)
         if config.tie_word_embeddings:
             self.lm_head = self.model.embed_tokens
         else:

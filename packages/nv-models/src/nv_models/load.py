@@ -8,19 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import nv_kernels as nk
 import torch
 
+from nv_models.architectures import model_class
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
 from nv_models.fields import read_json
+from nv_models.layers.linear import Linear
 from nv_models.locate import gguf_in, resolve
-from nv_models.packing import pack_weights
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
-from nv_models.registry import model_class
 from nv_models.weights import fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -60,7 +61,10 @@ class ModelPlan:
             load_weights(model, self.checkpoint)
         else:
             fill_dummy(model, self.seed)
-        pack_weights(model, model.lm_head, self.config.tie_word_embeddings)
+        for module in model.modules():  # one by one: two copies of a single matrix at most
+            if isinstance(module, Linear):
+                module.finish()
+        model.lm_head.finish(is_table=self.config.tie_word_embeddings)
         return model
 
     def _build(self, placement: Placement) -> CausalLM:
@@ -76,7 +80,7 @@ def plan_model(
     parallel: TensorParallel = TensorParallel(),  # noqa: B008  # frozen
     load_format: str = "auto",
     seed: int = 0,
-    batch_invariant: bool = False,
+    arithmetic: str = "fast",
     max_positions: int | None = None,
 ) -> ModelPlan:
     """Decide how a checkpoint's model is loaded, without making any of it.
@@ -89,8 +93,8 @@ def plan_model(
         load_format: "safetensors", "gguf", "auto" (whichever the folder holds), or "dummy":
             random weights, of which only config.json is needed.
         seed: of the random weights.
-        batch_invariant: compute a token bitwise the same whatever else is in its step, if the
-            attention backend does too; in fp32 on a CPU it is so anyway.
+        arithmetic: "fast" or "batch_invariant", as `nk.arithmetic`; attention needs the backend
+            that it names too.
         max_positions: the longest sequence that will come, if shorter than what the checkpoint
             promises: the rotary embedding's table ends there.
 
@@ -107,7 +111,7 @@ def plan_model(
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
-    placement = Placement(torch.device(device), chosen, parallel, batch_invariant)
+    placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic))
     longest = min(max_positions or config.max_length, config.max_length)
     config = replace(config, dtype=chosen, max_length=longest)
     return ModelPlan(config, placement, checkpoint, seed)

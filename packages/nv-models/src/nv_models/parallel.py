@@ -98,18 +98,6 @@ class TensorParallel:
             x.copy_(total)
         return x
 
-    def layer_sum(self, batch_invariant: bool) -> nk.RankSum | None:
-        """The sum that a layer's row products end in; None with one rank.
-
-        The norm makes some sums itself (`peers`, depending on the rows), and the library's need not
-        round alike: one that must not depend on the number of rows is always the same.
-        """
-        if self.size == 1:
-            return None
-        if batch_invariant:
-            return nk.RankSum(self.sum_in_order)
-        return nk.RankSum(self.all_reduce, self.peers)
-
     def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
         """[..., N] on each rank -> [..., size * N] on every rank, in order of rank."""
         if self.size == 1:

@@ -7,6 +7,7 @@ Never: reads a file.
 
 from dataclasses import dataclass
 
+import nv_kernels as nk
 import torch
 from torch import nn
 
@@ -20,8 +21,11 @@ class Placement:
     device: torch.device
     dtype: torch.dtype
     parallel: TensorParallel
-    batch_invariant: bool = False
-    """A token's results are bitwise the same whatever else is in its step."""
+    arithmetic: nk.Arithmetic
+
+    def rank_sum(self) -> nk.RankSum | None:
+        """The sum over the ranks in which a row layer's products end; None with one rank."""
+        return None if self.parallel.size == 1 else self.arithmetic.rank_sum(self.parallel)
 
     def empty(self, *shape: int) -> nn.Parameter:
         """An uninitialized parameter that never asks for a gradient."""

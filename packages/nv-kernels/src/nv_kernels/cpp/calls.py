@@ -23,8 +23,8 @@ _CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)  # k, v, three strides
 SIGNATURES = {
     "linear": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
     "linear_tiles": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
-    "attention_input": (*[_POINTER] * 5, _SIZE, _INT),
-    "attention_output": (*[_POINTER] * 5, _SIZE, _INT),
+    "norm_linear": (*[_POINTER] * 5, _FLOAT, *[_POINTER] * 2, _SIZE, _INT),
+    "norm_gated_linear": (*[_POINTER] * 5, _FLOAT, *[_POINTER] * 2, _SIZE, _INT),
     "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),

@@ -2,8 +2,8 @@
 // bf16 that is not rounded.
 #include "attention.h"
 #include "elementwise.h"
-#include "layer.h"
 #include "linear.h"
+#include "norm_linear.h"
 #include "tiles.h"
 
 #define FOR_EACH_TYPE(define) define(float, fp32) define(bf16, bf16)
@@ -26,16 +26,20 @@ LINEAR(linear_tiles, bf16, float, bf16_fp32)
 
 int may_use_tiles_bf16() { return may_use_tiles(); }
 
-#define LAYER(T, name)                                                                            \
-    void attention_input_##name(const Layer<T>* layer, const T* x, const T* residual, T* total,   \
-                                T* qkv, int64_t num_tokens, int threads) {                        \
-        attention_input(*layer, x, residual, total, qkv, num_tokens, threads);                    \
+#define NORM_LINEAR(T, name)                                                                      \
+    void norm_linear_##name(const Matrix<T>* by, const T* bias, const T* x, const T* residual,    \
+                            const T* norm, float eps, T* total, T* out, int64_t num_tokens,       \
+                            int threads) {                                                        \
+        norm_linear(*by, bias, Normed<T>{x, residual, norm, eps, total}, out, num_tokens,         \
+                    threads);                                                                     \
     }                                                                                             \
-    void attention_output_##name(const Layer<T>* layer, const T* attended, const T* hidden,       \
-                                 T* stream, T* pending, int64_t num_tokens, int threads) {        \
-        attention_output(*layer, attended, hidden, stream, pending, num_tokens, threads);         \
+    void norm_gated_linear_##name(const Matrix<T>* by, const T* bias, const T* x,                 \
+                                  const T* residual, const T* norm, float eps, T* total, T* out,  \
+                                  int64_t num_tokens, int threads) {                              \
+        norm_gated_linear(*by, bias, Normed<T>{x, residual, norm, eps, total}, out, num_tokens,   \
+                          threads);                                                               \
     }
-FOR_EACH_TYPE(LAYER)
+FOR_EACH_TYPE(NORM_LINEAR)
 
 #define ADD_RMS_NORM(T, name)                                                                     \
     void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps,           \

@@ -14,38 +14,49 @@ from nv_models.placement import Placement, Shard
 
 
 class Vocabulary(nn.Module):
-    """One row of E numbers a token id. A tied model uses one table at both ends."""
+    """One row of E numbers per token id. A tied model uses one table at both ends.
+
+    Attributes:
+        weight: [V of this rank, E], which the loader fills and the embedding reads.
+        head: the same as the head's product takes it, made by `finish`.
+    """
+
+    head: nk.Weight
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         super().__init__()
         self.vocab_size = vocab_size
         self.parallel = placement.parallel
-        self.reduce = self.parallel.layer_sum(placement.batch_invariant)
-        self.head = nk.batch_invariant_logits if placement.batch_invariant else nk.logits
+        self.rank_sum = placement.rank_sum()
+        self.arithmetic = placement.arithmetic
         self.kept = self.parallel.split_vocabulary(vocab_size)
         rows = self.parallel.vocabulary_rows(vocab_size)
         self.weight = placement.zeros(rows, hidden_size)  # [V of this rank, E]
-        self.head_weight: torch.Tensor | None = None  # the same, packed for the head's product
+
+    def finish(self, *, is_table: bool) -> None:
+        """Lay the rows out for the head's product; `is_table`: an embedding reads them too."""
+        self.head = self.arithmetic.head(self.weight.detach())
+        if not is_table:
+            del self.weight
 
     def forward(self, token_ids: torch.Tensor) -> nk.Stream:
         """Ids [T] -> the start of the residual stream [T, E].
 
         A rank contributes zeros for the ids of others, and the sum may be left to the first norm.
         """
-        if self.reduce is None:
+        if self.rank_sum is None:
             return nk.Stream(nk.embedding(token_ids, self.weight))
         rows = token_ids - self.kept.start  # [T]
         own = (rows >= 0) & (rows < len(self.kept))
         x = nk.embedding(torch.where(own, rows, 0), self.weight) * own[:, None]
-        peers = self.reduce.peers_for(x)
-        return (
-            nk.Stream(self.reduce(x)) if peers is None else nk.Stream(torch.zeros_like(x), x, peers)
-        )
+        peers = self.rank_sum.peers_for(x)
+        if peers is None:
+            return nk.Stream(self.rank_sum(x))
+        return nk.Stream(torch.zeros_like(x), x, peers)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, E] -> logits [R, V] on every rank, without the padding; `nk.logits`."""
-        weight = self.weight if self.head_weight is None else self.head_weight
-        logits = self.parallel.all_gather_last(self.head(hidden, weight))
+        """Hidden states [R, E] -> logits [R, V] fp32 on every rank, without the padding."""
+        logits = self.parallel.all_gather_last(self.head.logits(hidden))
         return logits[:, : self.vocab_size].contiguous()
 
     def shards(self, name: str) -> Iterator[Shard]:

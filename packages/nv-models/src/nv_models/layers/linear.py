@@ -2,12 +2,13 @@
 
 Owns: the pair of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): a column layer splits the
 output features and needs no sum; a row layer splits the input features and ends in one.
-Never: knows what the features mean, or multiplies: `nv_kernels.linear.chain` does.
+Never: multiplies. The model does, by an op that takes `weight` and `bias`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import nv_kernels as nk
 import torch
 from torch import nn
 
@@ -22,7 +23,7 @@ class Part:
         source: its module's name in the checkpoint, beside this one's.
         total: how many units it has over all ranks.
         kept: the units that this rank holds.
-        unit: rows a unit: head_dim, or 1.
+        unit: rows per unit: head_dim, or 1.
     """
 
     source: str
@@ -36,55 +37,73 @@ class Part:
         return len(self.kept) * self.unit
 
 
-class ColumnLinear(nn.Module):
+class Linear(nn.Module):
+    """A matrix and perhaps a bias.
+
+    Attributes:
+        values: [N, K], which the loader fills.
+        bias: [N] or None.
+        weight: the matrix as the ops take it, made by `finish` once the values are loaded.
+    """
+
+    weight: nk.Weight
+
+    def __init__(self, rows: int, columns: int, bias: bool, placement: Placement) -> None:
+        super().__init__()
+        self.values = placement.empty(rows, columns)
+        self.bias = placement.empty(rows) if bias else None
+        self.arithmetic = placement.arithmetic
+
+    def finish(self) -> None:
+        """Lay the values out as the device multiplies fastest; the loaded ones are released."""
+        self.weight = self.arithmetic.weight(self.values.detach())
+        del self.values
+
+
+class ColumnLinear(Linear):
     """x [T, K] -> [T, N of this rank]; the parts' outputs stand side by side in N."""
 
     def __init__(
         self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement
     ) -> None:
-        super().__init__()
+        super().__init__(sum(part.rows for part in parts), in_features, bias, placement)
         self.parts = tuple(parts)
-        rows = sum(part.rows for part in self.parts)
-        self.weight = placement.empty(rows, in_features)  # [N, K]
-        self.bias = placement.empty(rows) if bias else None  # [N]
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
         parent = name.rpartition(".")[0]
-        in_features = self.weight.shape[1]
+        in_features = self.values.shape[1]
         first = 0
         for part in self.parts:
             rows = slice(first, first + part.rows)
             source = f"{parent}.{part.source}"
             total, start = part.total * part.unit, part.kept.start * part.unit
-            yield Shard(self.weight[rows], f"{source}.weight", (total, in_features), 0, start)
+            yield Shard(self.values[rows], f"{source}.weight", (total, in_features), 0, start)
             if self.bias is not None:
                 yield Shard(self.bias[rows], f"{source}.bias", (total,), 0, start)
             first = rows.stop
 
 
-class RowLinear(nn.Module):
-    """x [T, K of this rank] -> [T, N], summed over the ranks."""
+class RowLinear(Linear):
+    """x [T, K of this rank] -> [T, N], summed over the ranks by `rank_sum`."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, placement: Placement
     ) -> None:
-        super().__init__()
-        self.parallel = placement.parallel
+        self.kept = placement.parallel.split(in_features, "the input features")
+        super().__init__(out_features, len(self.kept), bias, placement)
         self.in_features = in_features
-        self.kept = self.parallel.split(in_features, "the input features")
-        self.weight = placement.empty(out_features, len(self.kept))  # [N, K]
-        self.bias = placement.empty(out_features) if bias else None  # [N]
+        self.rank = placement.parallel.rank
+        self.rank_sum = placement.rank_sum()
 
     @property
     def own_bias(self) -> torch.Tensor | None:
-        """What this rank adds: the bias enters the sum over the ranks once, from rank 0."""
-        return self.bias if self.parallel.rank == 0 else None
+        """The bias that this rank adds: it enters the sum over the ranks once, from rank 0."""
+        return self.bias if self.rank == 0 else None
 
     def shards(self, name: str) -> Iterator[Shard]:
         """This rank's columns, and the whole bias."""
-        out_features = self.weight.shape[0]
-        shape = (out_features, self.in_features)
-        yield Shard(self.weight, f"{name}.weight", shape, 1, self.kept.start)
+        shape = (self.values.shape[0], self.in_features)
+        yield Shard(self.values, f"{name}.weight", shape, 1, self.kept.start)
         if self.bias is not None:
-            yield Shard(self.bias, f"{name}.bias", (out_features,))
+            yield Shard(self.bias, f"{name}.bias", shape[:1])

@@ -1,4 +1,4 @@
-"""RMS norm. Owns: one weight, whole on every rank; `nv_kernels.linear.chain` applies it."""
+"""RMS norms, of the residual stream and of heads. Owns: one weight, whole on every rank."""
 
 from collections.abc import Iterator
 
@@ -8,11 +8,14 @@ from nv_models.placement import Placement, Shard
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467) of the residual stream."""
+    """Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467): a `nk.Norm`.
+
+    The op that reads the normed values applies it: `nk.norm_linear` and its kin.
+    """
 
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
         super().__init__()
-        self.weight = placement.empty(size)  # [E]
+        self.weight = placement.empty(size)  # [E], or [D] of a head
         self.eps = eps
 
     def shards(self, name: str) -> Iterator[Shard]:

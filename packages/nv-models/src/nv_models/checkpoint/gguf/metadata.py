@@ -7,6 +7,7 @@ Never: reads a weight.
 import numpy as np
 import torch
 
+from nv_models.architectures import GGUF_NAMES
 from nv_models.checkpoint.gguf.ends import end_ids
 from nv_models.checkpoint.gguf.header import AGAIN, Header, Value
 from nv_models.checkpoint.gguf.section import Section
@@ -20,7 +21,6 @@ from nv_models.checkpoint.gguf.support import (
 from nv_models.checkpoint.gguf.tensors import NAMES, ROPE_FACTORS, float_dtype
 from nv_models.rope import RopeConfig, frequencies, yarn_attention_factor
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -31,10 +31,10 @@ def config_json(header: Header) -> dict[str, Value]:
         ValueError: an architecture, a rope, a key or a tensor that is not supported, or metadata
             that is not there or of another type.
     """
-    if header.architecture not in ARCHITECTURES:
+    if header.architecture not in GGUF_NAMES:
         raise ValueError(
             f"{header.file} holds the architecture {header.architecture!r}, which is not "
-            f"supported; supported in GGUF files are {', '.join(ARCHITECTURES)}"
+            f"supported; supported in GGUF files are {', '.join(GGUF_NAMES)}"
         )
     sizes = Section(header, header.architecture)
     vocab_size, hidden_size = matrix_shape(header, "token_embd.weight")
@@ -44,7 +44,7 @@ def config_json(header: Header) -> dict[str, Value]:
     refuse_tensors(header, known_layers(header.architecture))
     tokens = Section(header, "tokenizer.ggml")
     return {
-        "architectures": [ARCHITECTURES[header.architecture]],
+        "architectures": [GGUF_NAMES[header.architecture]],
         "model_type": header.architecture,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,

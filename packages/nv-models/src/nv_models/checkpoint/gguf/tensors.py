@@ -14,6 +14,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from nv_models.architectures import ARCHITECTURES, GGUF_NAMES
 from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
 from nv_models.checkpoint.gguf.section import Section
 
@@ -106,9 +107,11 @@ class GGUFCheckpoint:
         """Which of the file's rows is the checkpoint's i-th row."""
         order = np.arange(num_rows)
         projection = name.split(".")[-2]
-        if self._header.architecture != "llama" or projection not in {"q_proj", "k_proj"}:
+        architecture = self._header.architecture
+        row = ARCHITECTURES[GGUF_NAMES[architecture]]
+        if not row.gguf_rotates_neighbours or projection not in {"q_proj", "k_proj"}:
             return order
-        sizes = Section(self._header, "llama")
+        sizes = Section(self._header, architecture)
         heads = sizes.size("attention.head_count")
         if projection == "k_proj":
             heads = sizes.size("attention.head_count_kv", heads)

@@ -1,0 +1,124 @@
+"""A dense weight on a CPU: an op of a layer is one call of the compiled kernels.
+
+Rows go through a norm and its product in blocks, so that what lies between stays in the cache.
+
+Owns which values the kernels take, and their address as the kernels read it. A row's result does
+not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.linear import is_in_tiles, pack_weight
+from nv_kernels.linear.stream import Stream
+from nv_kernels.linear.weight import BatchInvariantDense, Dense
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nv_kernels.linear.stream import Norm
+
+
+class Matrix(ctypes.Structure):
+    """Values as `norm_linear.h` declares them."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("num_outputs", ctypes.c_int64),
+        ("num_columns", ctypes.c_int64),
+        ("in_tiles", ctypes.c_int64),
+    )
+
+
+@dataclass(frozen=True)
+class CppDense(Dense):
+    """Floats in the layout of the compiled kernels.
+
+    Attributes:
+        matrix: where the values are; they must not move.
+        norm_linear_call: the kernel of `norm_linear`.
+        norm_gated_linear_call: the kernel of `norm_gated_linear`.
+    """
+
+    matrix: Matrix
+    norm_linear_call: Callable[..., None]
+    norm_gated_linear_call: Callable[..., None]
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> CppDense | None:
+        """Make the weight, or return None where the kernels do not take these values.
+
+        Bf16 values that are not in tiles are multiplied faster by torch at many rows.
+        """
+        calls = [kernel(name, values.dtype) for name in ("norm_linear", "norm_gated_linear")]
+        in_tiles = is_in_tiles(values)
+        if calls[0] is None or calls[1] is None or values.is_mkldnn or not values.is_contiguous():
+            return None
+        if values.dtype != torch.float32 and not in_tiles:
+            return None
+        rows, columns = values.shape[:2]
+        if in_tiles:
+            rows, columns = rows * 16, columns * 32
+        return cls(values, Matrix(values.data_ptr(), rows, columns, in_tiles), calls[0], calls[1])
+
+    def norm_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `nk.norm_linear`."""
+        if not self._takes(stream, norm):
+            return super().norm_linear(stream, norm, bias)
+        return self._call(self.norm_linear_call, self.matrix.num_outputs, stream, norm, bias)
+
+    def norm_gated_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `nk.norm_gated_linear`."""
+        if not self._takes(stream, norm):
+            return super().norm_gated_linear(stream, norm, bias)
+        width = self.matrix.num_outputs // 2
+        return self._call(self.norm_gated_linear_call, width, stream, norm, bias)
+
+    def _takes(self, stream: Stream, norm: Norm) -> bool:
+        hidden, pending, peers = stream
+        is_plain = peers is None and (pending is None or pending.dim() == 2)
+        return is_plain and hidden.dtype == norm.weight.dtype == self.values.dtype
+
+    def _call(
+        self,
+        call: Callable[..., None],
+        width: int,
+        stream: Stream,
+        norm: Norm,
+        bias: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, Stream]:
+        """Run a kernel that norms the stream [T, K] and gives [T, width]."""
+        x, at_residual = stream.hidden.contiguous(), None
+        total = x
+        if stream.pending is not None:
+            x, residual = stream.pending.contiguous(), x
+            total, at_residual = torch.empty_like(x), residual.data_ptr()
+        out = x.new_empty(x.shape[0], width)
+        call(
+            *(ctypes.addressof(self.matrix), None if bias is None else bias.data_ptr()),
+            *(x.data_ptr(), at_residual, norm.weight.data_ptr(), norm.eps),
+            *(total.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads()),
+        )
+        return out, Stream(total)
+
+
+def dense_weight(values: torch.Tensor) -> Dense:
+    """Make a weight; see `nv_kernels.linear.weight.dense_weight`."""
+    packed = pack_weight(values)
+    return CppDense.of(packed) or Dense(packed)
+
+
+def batch_invariant_weight(values: torch.Tensor) -> Dense:
+    """Make a weight; see `nv_kernels.linear.weight.batch_invariant_weight`."""
+    packed = pack_weight(values)
+    return CppDense.of(packed) or BatchInvariantDense(packed)

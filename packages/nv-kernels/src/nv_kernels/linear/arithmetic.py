@@ -1,0 +1,90 @@
+"""Arithmetic: whether the bits of a token's result may depend on the other tokens of its step.
+
+Owns the two kinds and what each chooses, once, when a model is made. Never computes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from nv_kernels.linear.logits import pack_head
+from nv_kernels.linear.weight import (
+    BatchInvariantDense,
+    Dense,
+    batch_invariant_weight,
+    dense_weight,
+)
+from nv_kernels.ranks.peers import PeerBuffers, RankSum
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from nv_kernels.linear.weight import Weight
+
+
+class Ranks(Protocol):
+    """The sums that a group of ranks offers; each sums a tensor in place and returns it."""
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum in any order."""
+
+    def sum_in_order(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum in fp32, in order of rank."""
+
+    @property
+    def peers(self) -> PeerBuffers | None:
+        """Memory that the ranks write into each other, or None."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """One of the two kinds.
+
+    Attributes:
+        name: "fast" or "batch_invariant".
+        attention_backend: the attention backend that it needs; "auto" leaves the choice free.
+        weight: makes a weight of loaded values [N, K], laid out as the device multiplies fastest.
+        head: makes the weight of the head, [V, E], whose product is `Weight.logits`.
+        rank_sum: makes the sum over ranks in which a layer's products end.
+    """
+
+    name: str
+    attention_backend: str
+    weight: Callable[[torch.Tensor], Weight]
+    head: Callable[[torch.Tensor], Weight]
+    rank_sum: Callable[[Ranks], RankSum]
+
+
+def arithmetic(name: str) -> Arithmetic:
+    """Give the kind of arithmetic by name.
+
+    Args:
+        name: "fast", or "batch_invariant": a token's results are bitwise the same whatever else is
+            in its step. (Fp32 on a CPU is batch-invariant in both.)
+
+    Raises:
+        ValueError: for any other name.
+    """
+    for kind in (FAST, BATCH_INVARIANT):
+        if name == kind.name:
+            return kind
+    raise ValueError(f'arithmetic is {name!r}: it must be "fast" or "batch_invariant"')
+
+
+FAST = Arithmetic(
+    name="fast",
+    attention_backend="auto",
+    weight=dense_weight,
+    head=lambda values: Dense(pack_head(values)),
+    rank_sum=lambda ranks: RankSum(ranks.all_reduce, ranks.peers),
+)
+BATCH_INVARIANT = Arithmetic(
+    name="batch_invariant",
+    attention_backend="batch_invariant",
+    weight=batch_invariant_weight,
+    head=lambda values: BatchInvariantDense(pack_head(values)),
+    rank_sum=lambda ranks: RankSum(ranks.sum_in_order),  # the library's sums need not round alike
+)

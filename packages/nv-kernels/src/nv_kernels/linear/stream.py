@@ -1,0 +1,65 @@
+"""The residual stream of a decoder: what travels between its ops.
+
+A product that ends in an addition to the stream may leave its result pending, so that the next norm
+adds and norms in one launch (and sums the parts that a split product gives).
+
+Owns the record and its norm. Never multiplies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from nv_kernels.elementwise.norm import add_rms_norm
+from nv_kernels.ranks.all_reduce import all_reduce_add_rms_norm
+
+if TYPE_CHECKING:
+    import torch
+
+    from nv_kernels.ranks.peers import PeerBuffers
+
+
+class Norm(Protocol):
+    """An RMS norm (Zhang and Sennrich 2019, arXiv 1910.07467) of the stream."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[E]."""
+
+    @property
+    def eps(self) -> float:
+        """Added to the mean square."""
+
+
+class Stream(NamedTuple):
+    """The residual stream between two ops.
+
+    Attributes:
+        hidden: [T, E].
+        pending: still to be added: None, [T, E], or [P, T, E] partials.
+        peers: pending is this rank's part, and the norm sums it over these buffers; or None.
+    """
+
+    hidden: torch.Tensor
+    pending: torch.Tensor | None = None
+    peers: PeerBuffers | None = None
+
+
+def normalise(stream: Stream, norm: Norm) -> tuple[torch.Tensor, Stream]:
+    """Add what is pending and norm; also the end of the last layer.
+
+    Args:
+        stream: the residual.
+        norm: its weight and eps.
+
+    Returns:
+        The normed stream [T, E], and the stream itself with nothing pending.
+    """
+    hidden, pending, peers = stream
+    if pending is None:
+        normed, hidden = add_rms_norm(hidden, None, norm.weight, norm.eps)
+    elif peers is None:
+        normed, hidden = add_rms_norm(pending, hidden, norm.weight, norm.eps)
+    else:
+        normed, hidden = all_reduce_add_rms_norm(pending, hidden, norm.weight, norm.eps, peers)
+    return normed, Stream(hidden)

@@ -1,0 +1,79 @@
+"""A dense weight on a card: the launches that a layer saves there.
+
+At 1 and 2 tokens each op is one launch: the norm is in the product's prologue, the gate or the
+residual in its epilogue. From 3 tokens on the norm is a launch of its own, which sums the parts
+that a split product leaves pending. Where the library multiplies, it adds to the residual itself.
+
+Owns when that is. Never chooses a product's form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nv_kernels.linear.stream import Stream
+from nv_kernels.linear.triton.gemv import gemv
+from nv_kernels.linear.triton.product import form_for, gated_linear, linear_partials
+from nv_kernels.linear.tuned import Gemv, Library
+from nv_kernels.linear.weight import Dense
+
+if TYPE_CHECKING:
+    import torch
+
+    from nv_kernels.linear.stream import Norm
+    from nv_kernels.ranks.peers import RankSum
+
+
+@dataclass(frozen=True)
+class TritonDense(Dense):
+    """Floats on a card."""
+
+    def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.partials`."""
+        return linear_partials(x, self.values) if bias is None else self.linear(x, bias)
+
+    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.gated_linear`."""
+        return gated_linear(x, self.values) if bias is None else super().gated_linear(x, bias)
+
+    def norm_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `nk.norm_linear`."""
+        form = form_for(stream.hidden, self.values)
+        if stream.pending is not None or not isinstance(form, Gemv):
+            return super().norm_linear(stream, norm, bias)
+        prologue = (norm.weight, norm.eps)
+        return gemv(form, stream.hidden, self.values, norm=prologue, bias=bias), stream
+
+    def norm_gated_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `nk.norm_gated_linear`."""
+        form = form_for(stream.hidden, self.values, gated=True)
+        if stream.pending is not None or bias is not None or not isinstance(form, Gemv):
+            return super().norm_gated_linear(stream, norm, bias)
+        prologue = (norm.weight, norm.eps)
+        return gemv(form, stream.hidden, self.values, norm=prologue, gated=True), stream
+
+    def linear_add(
+        self,
+        x: torch.Tensor,
+        stream: Stream,
+        bias: torch.Tensor | None = None,
+        rank_sum: RankSum | None = None,
+    ) -> Stream:
+        """See `nk.linear_add`."""
+        form = form_for(x, self.values)
+        if rank_sum is None and isinstance(form, Gemv):
+            x = x.contiguous()
+            return Stream(gemv(form, x, self.values, residual=stream.hidden, bias=bias))
+        if rank_sum is None and bias is None and isinstance(form, Library):
+            return Stream(stream.hidden.addmm_(x, self.values.t()))  # no norm reads both and writes
+        return super().linear_add(x, stream, bias, rank_sum)
+
+
+def dense_weight(values: torch.Tensor) -> TritonDense:
+    """Make a weight; see `nv_kernels.linear.weight.dense_weight`."""
+    return TritonDense(values)

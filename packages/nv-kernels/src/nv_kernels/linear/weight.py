@@ -1,0 +1,194 @@
+"""Weights that know their product, and the three ops by which a decoder's layer uses them.
+
+    qkv, stream = norm_linear(stream, norm, qkv_weight)
+    ...                                                    # q/k norm, rope, KV write, attention
+    stream = linear_add(attended, output_weight, stream)
+    gated, stream = norm_gated_linear(stream, norm, gate_up_weight)
+    stream = linear_add(gated, down_weight, stream)
+
+Where few tokens are multiplied these are a layer's four launches on a card.
+
+Owns the meaning of each op, in plain ops. A device's or a format's own way to multiply is a
+subclass in a file of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nv_kernels.elementwise.gate import batch_invariant_silu_and_mul, silu_and_mul
+from nv_kernels.linear.definitions import (
+    batch_invariant_linear,
+    batch_invariant_partials,
+    linear,
+    pack_weight,
+)
+from nv_kernels.linear.logits import batch_invariant_logits, logits
+from nv_kernels.linear.stream import Stream, normalise
+from nv_kernels.op import op
+
+if TYPE_CHECKING:
+    import torch
+
+    from nv_kernels.linear.stream import Norm
+    from nv_kernels.ranks.peers import RankSum
+
+
+class Weight(ABC):
+    """A matrix [N, K] that knows its product.
+
+    A subclass must give `linear`. It overrides what it computes in fewer launches or more exactly.
+    """
+
+    @abstractmethod
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply: [T, K] -> [T, N], plus a bias [N]."""
+
+    def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply for a consumer that sums: [T, K] -> [T, N], or [P, T, N] to be summed over P."""
+        return self.linear(x, bias)
+
+    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply and gate: [T, K] -> silu(gate) * up [T, N / 2]; gate rows come first in N."""
+        return silu_and_mul(self.linear(x, bias))
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Multiply as a model's head: [R, E] -> [R, V] fp32; see `nk.logits`."""
+        return self.linear(hidden).float()
+
+    def norm_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See the function `norm_linear`."""
+        normed, stream = normalise(stream, norm)
+        return self.partials(normed, bias), stream
+
+    def norm_gated_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See the function `norm_gated_linear`."""
+        normed, stream = normalise(stream, norm)
+        return self.gated_linear(normed, bias), stream
+
+    def linear_add(
+        self,
+        x: torch.Tensor,
+        stream: Stream,
+        bias: torch.Tensor | None = None,
+        rank_sum: RankSum | None = None,
+    ) -> Stream:
+        """See the function `linear_add`."""
+        if rank_sum is None:
+            return Stream(stream.hidden, self.partials(x, bias))
+        peers = rank_sum.peers_for(stream.hidden)
+        if peers is not None:  # the next norm sums over the ranks
+            return Stream(stream.hidden, self.partials(x, bias), peers)
+        return Stream(stream.hidden, rank_sum(self.linear(x, bias)))
+
+
+def norm_linear(
+    stream: Stream, norm: Norm, weight: Weight, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Stream]:
+    """Add what is pending, norm, and multiply.
+
+    Args:
+        stream: the residual [T, K].
+        norm: of the residual.
+        weight: [N, K].
+        bias: [N] or None.
+
+    Returns:
+        [T, N], or partials [P, T, N] where `qk_norm_rope_store` sums them; and the stream with
+        nothing pending.
+    """
+    return weight.norm_linear(stream, norm, bias)
+
+
+def norm_gated_linear(
+    stream: Stream, norm: Norm, weight: Weight, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Stream]:
+    """Add what is pending, norm, multiply by gate and up, and gate.
+
+    Args:
+        stream: the residual [T, K].
+        norm: of the residual.
+        weight: [2F, K], the gate's rows before the up projection's.
+        bias: [2F] or None.
+
+    Returns:
+        silu(gate) * up [T, F], and the stream with nothing pending.
+    """
+    return weight.norm_gated_linear(stream, norm, bias)
+
+
+def linear_add(
+    x: torch.Tensor,
+    weight: Weight,
+    stream: Stream,
+    bias: torch.Tensor | None = None,
+    rank_sum: RankSum | None = None,
+) -> Stream:
+    """Multiply, and add to the residual stream: at once, or pending until the next norm.
+
+    Args:
+        x: [T, K].
+        weight: [N, K].
+        stream: [T, N] with nothing pending; its tensor may be written over.
+        bias: [N] or None; with several ranks, one of them adds it.
+        rank_sum: sums the product over the ranks; None with one rank.
+    """
+    return weight.linear_add(x, stream, bias, rank_sum)
+
+
+@dataclass(frozen=True)
+class Dense(Weight):
+    """Floats as they are.
+
+    Attributes:
+        values: [N, K], or as `pack_weight` laid it out.
+    """
+
+    values: torch.Tensor
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.linear`."""
+        return linear(x, self.values, bias)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Weight.logits`."""
+        return logits(hidden, self.values)
+
+
+@dataclass(frozen=True)
+class BatchInvariantDense(Dense):
+    """Floats whose products are bitwise the same for a token, whatever the other tokens are."""
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.linear`."""
+        return batch_invariant_linear(x, self.values, bias)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Weight.logits`."""
+        return batch_invariant_logits(hidden, self.values)
+
+    def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.partials`."""
+        return batch_invariant_partials(x, self.values, bias)
+
+    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.gated_linear`."""
+        return batch_invariant_silu_and_mul(self.linear(x, bias))
+
+
+@op(triton="nv_kernels.linear.triton.weight", cpp="nv_kernels.cpp.weight")
+def dense_weight(values: torch.Tensor) -> Weight:
+    """Make a weight of loaded floats [N, K], laid out as the device multiplies fastest."""
+    return Dense(pack_weight(values))
+
+
+@op(cpp="nv_kernels.cpp.weight")
+def batch_invariant_weight(values: torch.Tensor) -> Weight:
+    """Make a batch-invariant weight of loaded floats [N, K]."""
+    return BatchInvariantDense(pack_weight(values))
