@@ -8,7 +8,7 @@ from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import controls_of, sample
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams
-from nv_kernels import decode_rows, shape_logits
+from nv_kernels import FROM_SLOT, shape_logits, step_rows
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -126,7 +126,7 @@ class Rows:
         ring = ResultRing(1, len(self.rows), self.device)
         tables = self.slots.tables
         tables.computed[slots_R] = lengths_R.int() - 1
-        rows = decode_rows(slots_R, tables, 256, self.slots.padding)
+        rows = decoding_rows(self.slots, slots_R, block_size=256)
         sample(logits_RV, self.slots, slots_R, flags.sampling(rows), flags, ring=ring)
         assert torch.equal(logits_RV, raw_RV)  # logprobs come from these
         (ids_R,) = ring.expect(1)
@@ -134,6 +134,14 @@ class Rows:
             torch.cuda.synchronize()
         for token, (_, _, _, drawn) in zip(ids_R.tolist(), self.rows, strict=True):
             drawn.append(token)
+
+
+def decoding_rows(slots, slots_R, block_size):
+    """What a step reads in which each slot's newest token is computed."""
+    from_slot_R = torch.full_like(slots_R, FROM_SLOT)
+    starts = torch.arange(len(slots_R) + 1, device=slots_R.device)
+    sizes = {"num_decodes": len(slots_R), "block_size": block_size, "padding": slots.padding}
+    return step_rows(from_slot_R, slots_R, from_slot_R, starts, slots.tables, **sizes)
 
 
 def random_logits(num_rows, seed=0, *, vocab_size=VOCAB):

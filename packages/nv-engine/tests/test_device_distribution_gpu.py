@@ -6,9 +6,9 @@ its parameters, and the test has the power to tell them apart: the same draws ar
 theirs.
 """
 
-import nv_kernels as nk
 import pytest
 import torch
+from control_cases import decoding_rows
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import sample
@@ -74,7 +74,7 @@ def draw(logits_V, fields):
     logits_RV = logits_V.to(DEVICE).repeat(NUM_ROWS, 1)
     ring = ResultRing(NUM_STEPS, NUM_ROWS, torch.device(DEVICE))
     for _ in range(NUM_STEPS):
-        rows = nk.decode_rows(slots_R, slots.tables, 32, slots.padding)  # 4 blocks hold them all
+        rows = decoding_rows(slots, slots_R, block_size=32)  # 4 blocks hold them all
         sample(logits_RV, slots, slots_R, flags.sampling(rows), flags, ring=ring)
     entries = ring.expect(NUM_STEPS)
     if DEVICE == "cuda":

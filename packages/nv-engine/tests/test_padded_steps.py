@@ -155,7 +155,9 @@ def test_a_padded_layout_holds_the_exact_one():
         assert all(step.drawn_slots_S[row] == slots.padding for row in spare)
         sent = (step.token_ids_T, step.slots_S, step.starts_S, step.query_start)
         tables = replace(slots.tables, computed=slots.tables.computed.clone())
-        forward = nk.prompt_rows(*sent, tables, block_size=4, padding=slots.padding)
+        forward = nk.step_rows(
+            *sent, tables, num_decodes=layout.num_decodes, block_size=4, padding=slots.padding
+        )
         real = forward.slot_mapping >= 0
         columns = (forward.token_ids, forward.positions, forward.slot_mapping)
         reads.append([column[real].tolist() for column in columns])

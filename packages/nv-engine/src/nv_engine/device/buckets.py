@@ -33,21 +33,20 @@ class Buckets:
             self._chunk_rows = [rows for rows in self._chunk_rows if rows != 4] or [4]
         self._max_model_len = max_model_len
 
-    def batch(self, num_rows: int) -> int:
-        """Rows of a step that only decodes."""
-        return _at_least(self._batches, num_rows)
-
     def context(self, max_context_len: int) -> int:
         """A bound on the contexts."""
         rounded = 1 << (max_context_len - 1).bit_length()
         return min(max(LEAST_CONTEXT, rounded), self._max_model_len)
 
     def layout(self, exact: Layout) -> Layout:
-        """Room for a step with prompts; of a large one no more than it needs.
+        """Room for a step; for a large one with prompts no more than it needs.
 
         Padding would cost a large step more than a graph saves, and lists of one shape bring the
         same steps again.
         """
+        if exact.only_single_tokens:
+            rows = _at_least(self._batches, exact.num_rows)
+            return Layout(rows, rows, rows, 1, self.context(exact.max_context_len))
         num_tokens = exact.num_tokens - exact.num_decodes
         if num_tokens > CHUNK_TOKENS[-1]:
             return exact
@@ -60,7 +59,9 @@ class Buckets:
         return Layout(decodes, decodes + rows, decodes + tokens, tokens, context)
 
     def least_count(self, layout: Layout) -> int:
-        """How often a layout with prompts must have come before it is captured."""
+        """How often a layout must have come before it is captured."""
+        if layout.only_single_tokens:
+            return 0
         num_tokens = layout.num_tokens - layout.num_decodes
         if num_tokens > CHUNK_TOKENS[-1]:
             return LARGE_STEP_COUNT

@@ -19,7 +19,9 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 import triton
+from torch.overrides import TorchFunctionMode
 from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.compiler.compiler import get_cache_key, make_backend
 from triton.runtime import driver
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 IS_COLLECTING = threading.Lock()  # Triton's methods are changed for one thread at a time
+EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
 TIME_LIMIT = 120.0  # seconds; what is not compiled by then is compiled at its first launch
 
 
@@ -66,15 +69,27 @@ class Kernel(NamedTuple):
         return bool(manager.get_group(f"{self.source.name[:150]}.json"))
 
 
+class ZerosForEmpty(TorchFunctionMode):
+    """Fills with zeros the tensors that kernels which are not launched would have filled."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch."""
+        del types
+        result = func(*args, **(kwargs or {}))
+        return result.zero_() if func in EMPTY else result
+
+
 @contextmanager
 def compile_ahead() -> Generator[None]:
     """Compile, at the end of the block, the kernels that the block would have launched.
 
     The last ones first: let the block end with those that take longest.
 
-    Inside this thread launches nothing, so that results are undefined: what a kernel would have
-    written must not be used as an index by torch. Other threads launch as ever; one that comes here
-    too waits for its turn.
+    Inside, this thread launches no kernel, and its new tensors are zeros: torch may use as an index
+    what a kernel would have written. Other threads launch as ever; a second one that enters waits
+    for the first.
     """
     kernels: dict[Hashable, Kernel] = {}
     with IS_COLLECTING, _collected(kernels):
@@ -103,7 +118,8 @@ def _collected(kernels: dict[Hashable, Kernel]) -> Generator[None]:
 
     JITFunction.run, JITFunction._do_compile = never_launch, collect
     try:
-        yield
+        with ZerosForEmpty():
+            yield
     finally:
         JITFunction.run, JITFunction._do_compile = run, do_compile
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from nv_kernels.linear.logits import pack_head
+from nv_kernels.linear.head import pack_head
 from nv_kernels.linear.weight import (
     BatchInvariantDense,
     Dense,

@@ -25,7 +25,7 @@ from nv_kernels.linear.definitions import (
     linear,
     pack_weight,
 )
-from nv_kernels.linear.logits import batch_invariant_logits, logits
+from nv_kernels.linear.head import batch_invariant_logits, logits
 from nv_kernels.linear.stream import Stream, normalise
 from nv_kernels.op import op
 

@@ -10,55 +10,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.op import op
-from nv_kernels.step.tables import FROM_SLOT, DecodeRows, PromptRows
+from nv_kernels.step.tables import FROM_SLOT, StepRows
 
 if TYPE_CHECKING:
     from nv_kernels.step.tables import RowTables, TokenRing
 
 
 @op(triton="nv_kernels.step.triton_rows")
-def decode_rows(
-    slots: torch.Tensor, tables: RowTables, block_size: int, padding: int
-) -> DecodeRows:
-    """Read what a decode step needs, and count its tokens as computed.
-
-    Args:
-        slots: [S] int64, the rows of `tables` that decode, none twice but the padding.
-        tables: the rows; `computed` of each grows by one.
-        block_size: tokens a block.
-        padding: a row that stands for nobody: it has no context, stores nothing and stays as it is.
-    """
-    real = slots != padding
-    positions = tables.computed[slots].long()
-    lengths = positions + 1
-    block_tables = tables.block_table[slots]
-    blocks = block_tables.gather(1, (positions // block_size)[:, None])[:, 0].long()
-    slot_mapping = torch.where(real, blocks * block_size + positions % block_size, -1)
-    context_lens = torch.where(real, lengths, 0).int()
-    tables.computed[slots] = torch.where(real, lengths, positions).int()
-    return DecodeRows(
-        tables.last_token[slots],
-        positions,
-        lengths,
-        slot_mapping,
-        context_lens,
-        block_tables,
-        *_parameters(slots, tables),
-    )
-
-
-@op(triton="nv_kernels.step.triton_prompt_rows")
-def prompt_rows(
+def step_rows(
     token_ids: torch.Tensor,
     slots: torch.Tensor,
     starts: torch.Tensor,
     query_start: torch.Tensor,
     tables: RowTables,
     *,
+    num_decodes: int,
     block_size: int,
     padding: int,
-) -> PromptRows:
-    """Read what a step with prompts needs, and count its tokens as computed.
+) -> StepRows:
+    """Read what a step needs of its rows, and count its tokens as computed.
 
     Args:
         token_ids: [T] int64; FROM_SLOT: the newest token of its row's slot.
@@ -68,9 +38,12 @@ def prompt_rows(
         query_start: [S+1] int64 from 0 on, never falling: row i has the tokens query_start[i] to
             query_start[i+1]. Tokens past the last row's end belong to no row.
         tables: the rows; `computed` of each becomes its length.
-        block_size: tokens a block.
-        padding: a row that stands for nobody: it has no context, stores nothing and stays as it is.
+        num_decodes: the first rows, of one token each: tokens 0 .. num_decodes - 1.
+        block_size: tokens per block.
+        padding: the row of `tables` for padding: it has no context, stores nothing and stays as it
+            is.
     """
+    del num_decodes  # it saves a launch where all rows have one token
     real = slots != padding
     computed = tables.computed[slots].long()
     starts = torch.where(starts == FROM_SLOT, computed, starts)
@@ -84,7 +57,7 @@ def prompt_rows(
     blocks = block_tables[row, positions // block_size].long()
     places = blocks * block_size + positions % block_size
     tables.computed[slots] = torch.where(real, lengths, computed).int()
-    return PromptRows(
+    return StepRows(
         torch.where(token_ids == FROM_SLOT, tables.last_token[slots[row]], token_ids),
         positions,
         torch.where(owned & real[row], places, -1),
@@ -104,7 +77,7 @@ def _parameters(slots: torch.Tensor, tables: RowTables) -> tuple[torch.Tensor, .
     return temperature, top_p, min_p, top_k.int(), seeds
 
 
-@op(triton="nv_kernels.step.triton_rows")
+@op(triton="nv_kernels.step.triton_keep")
 def keep_tokens(
     token_ids: torch.Tensor,
     slots: torch.Tensor,

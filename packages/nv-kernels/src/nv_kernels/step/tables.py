@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 FROM_SLOT = -1
-"""In the token ids and starts of `prompt_rows`: read the value from the row's slot."""
+"""In the token ids and starts of `step_rows`: read the value from the row's slot."""
 
 
 @dataclass(frozen=True)
@@ -34,37 +34,7 @@ class RowTables:
     integers: torch.Tensor
 
 
-class DecodeRows(NamedTuple):
-    """What one decode step of S rows reads.
-
-    Attributes:
-        token_ids: [S] int64, the tokens to compute.
-        positions: [S] int64, where they stand.
-        lengths: [S] int64, position of the tokens to be drawn.
-        slot_mapping: [S] int64, block * block_size + offset; -1 for padding rows.
-        context_lens: [S] int32, this step's tokens included; 0 for padding rows.
-        block_tables: [S, W] int32; entries past a row's last block are undefined.
-        temperature: [S] fp32.
-        top_p: [S] fp32.
-        min_p: [S] fp32.
-        top_k: [S] int32.
-        seeds: [S] int64.
-    """
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    lengths: torch.Tensor
-    slot_mapping: torch.Tensor
-    context_lens: torch.Tensor
-    block_tables: torch.Tensor
-    temperature: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    top_k: torch.Tensor
-    seeds: torch.Tensor
-
-
-class PromptRows(NamedTuple):
+class StepRows(NamedTuple):
     """What one step of S rows with T tokens in all reads.
 
     Attributes:
