@@ -1,0 +1,75 @@
+"""The diffs of docs/add-….md, applied to a copy of the packages, do what the page says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+QWEN2 = """
+import sys
+import nv_kernels as nk
+import torch
+from nv_models import ForwardContext, load_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+torch.manual_seed(0)
+theirs = Qwen2ForCausalLM(Qwen2Config(
+    vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+)).eval()
+with torch.no_grad():
+    for name, parameter in theirs.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_()
+theirs.save_pretrained(sys.argv[1])
+ours = load_model(sys.argv[1])
+shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 16, "block_size": 16}
+backend = nk.attention_backend("torch", device="cpu", dtype=torch.float32, **shape)
+token_ids = torch.tensor([11, 7, 300, 5])
+attention = nk.AttentionMetadata(
+    torch.tensor([0, 4], dtype=torch.int32), torch.tensor([4], dtype=torch.int32),
+    torch.tensor([[1]], dtype=torch.int32), max_query_len=4, max_context_len=4, num_decodes=0,
+)
+layout = backend.kv_layout(2, torch.float32)
+context = ForwardContext(
+    positions=torch.arange(4), slot_mapping=16 + torch.arange(4), attention=attention,
+    plan=backend.plan(attention), backend=backend,
+    kv_caches=[layout.allocate("cpu") for _ in range(2)],
+)
+with torch.inference_mode():
+    got = ours.logits(ours(token_ids, context))
+    want = theirs(token_ids[None]).logits[0]
+torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
+print("equal")
+"""
+
+
+def with_diffs(page: str, folder: Path) -> dict[str, str]:
+    """An environment in which the packages are a copy with a page's diffs applied."""
+    for package in (ROOT / "packages").glob("*/src"):
+        target = folder / "packages" / package.parent.name
+        target.mkdir(parents=True)
+        subprocess.run(["cp", "-r", package, target], check=True)
+    diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert diffs, page
+    for diff in diffs:
+        subprocess.run(
+            ["git", "apply", "--recount", "-"], input=diff, text=True, cwd=folder, check=True
+        )
+    paths = [str(path) for path in (folder / "packages").glob("*/src")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def output_of(script: str, environment: dict[str, str], *arguments: object) -> str:
+    """What a script prints with the changed packages."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def test_qwen2_is_one_row(tmp_path):
+    environment = with_diffs("add-a-model.md", tmp_path)
+    assert output_of(QWEN2, environment, tmp_path / "checkpoint").splitlines()[-1] == "equal"
