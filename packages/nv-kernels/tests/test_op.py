@@ -35,6 +35,7 @@ def test_surface():
         "Weight",
         "arithmetic",
         "attention_backend",
+        "cache_path",
         "compile_ahead",
         "linear_add",
         "norm_gated_linear",

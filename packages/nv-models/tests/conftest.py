@@ -175,3 +175,17 @@ def load_beside(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def tensors_of(model: CausalLM) -> list[torch.Tensor]:
+    """Each tensor of a loaded model once; of a tied embedding the table, not the head's copy."""
+    tensors = [weight.values for weight in (getattr(m, "weight", None) for m in model.modules())
+               if isinstance(weight, nk.Weight)]  # fmt: skip
+    if not model.config.tie_word_embeddings:
+        tensors.append(model.lm_head.head.values)
+    return [*model.parameters(), *tensors]
+
+
+@pytest.fixture
+def loaded_tensors():
+    return tensors_of

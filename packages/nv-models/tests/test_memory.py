@@ -10,6 +10,7 @@ import transformers
 MIB = 1 << 20
 LOAD_AND_WATCH = """
 import json, sys, threading, time
+import nv_kernels as nk
 import torch
 from nv_models import TensorParallel, load_model
 
@@ -32,9 +33,9 @@ watcher.start()
 model = load_model(sys.argv[1], dtype="bfloat16", parallel=TensorParallel(1, int(sys.argv[3])))
 done.set()
 watcher.join()
-weights = {id(w): w for m in model.modules() for w in (*m.parameters(False), *vars(m).values())
-           if isinstance(w, torch.Tensor)}  # a packed weight is no parameter
-shards = sum(w.numel() * w.element_size() for w in weights.values())
+weights = [w.values for m in model.modules() for w in vars(m).values() if isinstance(w, nk.Weight)]
+tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *weights)}
+shards = sum(tensor.nbytes for tensor in tensors.values())
 print(json.dumps({"peak": max(peak, anonymous()) - before, "shards": shards}))
 """
 
@@ -65,7 +66,7 @@ def test_peak_is_shards_and_one_tensor(tmp_path, tiny_checkpoint):
     assert seen["peak"] < whole / 2
 
 
-def test_slices_are_read_one_at_a_time(tiny_checkpoint, monkeypatch):
+def test_slices_are_read_one_at_a_time(tiny_checkpoint, loaded_tensors, monkeypatch):
     """The same by counting: no tensor that the loader makes is larger than its shard."""
     from nv_models import TensorParallel, load_model  # noqa: PLC0415
 
@@ -80,4 +81,4 @@ def test_slices_are_read_one_at_a_time(tiny_checkpoint, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "copy_", copy)
     model = load_model(folder, parallel=TensorParallel(0, 2))
     assert all(read == kept for read, kept in sizes)
-    assert sum(read for read, _ in sizes) == sum(p.numel() for p in model.parameters())
+    assert sum(read for read, _ in sizes) == sum(tensor.numel() for tensor in loaded_tensors(model))

@@ -7,21 +7,22 @@ import torch
 from nv_models import TensorParallel, load_model, plan_model
 
 
-def bytes_of(model):
-    return sum(each.numel() * each.element_size() for each in model.parameters())
+@pytest.fixture
+def bytes_of(loaded_tensors):
+    return lambda model: sum(each.nbytes for each in loaded_tensors(model))
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
-def test_bytes_are_those_of_the_model(tiny_checkpoint, kind, dtype, tied):
+def test_bytes_are_those_of_the_model(tiny_checkpoint, bytes_of, kind, dtype, tied):
     folder = tiny_checkpoint(kind, tie_word_embeddings=tied)
     plan = plan_model(folder, dtype=dtype)
     assert plan.num_bytes == bytes_of(load_model(folder, dtype=dtype))
     assert plan.config.dtype == plan.placement.dtype == getattr(torch, dtype)
 
 
-def test_a_rank_counts_its_own_share(tiny_checkpoint):
+def test_a_rank_counts_its_own_share(tiny_checkpoint, bytes_of):
     folder, half = tiny_checkpoint(), TensorParallel(0, 2)
     size = plan_model(folder, parallel=half).num_bytes
     assert size == bytes_of(load_model(folder, parallel=half))

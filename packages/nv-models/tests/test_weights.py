@@ -221,12 +221,12 @@ def test_an_index_comes_before_a_single_file(sharded):
     folder, tensors = sharded
     changed = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     save_file(changed, folder / "model.safetensors")
-    assert torch.equal(load_model(folder).lm_head.weight, tensors["lm_head.weight"])
+    assert torch.equal(load_model(folder).lm_head.head.values, tensors["lm_head.weight"])
     (folder / "a.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"a.safetensors is missing"):
         load_model(folder)
     (folder / "b.safetensors").unlink()  # an index of files that were all joined to one
-    assert not load_model(folder).lm_head.weight.any()
+    assert not load_model(folder).lm_head.head.values.any()
 
 
 def test_a_second_definition_of_a_tensor(tiny_checkpoint):
@@ -243,7 +243,7 @@ def test_a_stored_head_is_skipped_only_where_it_is_tied(edited):
         tensors["lm_head.weight"] = torch.full_like(tensors["model.embed_tokens.weight"], 3.0)
 
     model = load_model(edited(change, tie_word_embeddings=False))
-    assert (model.lm_head.weight == 3.0).all()
+    assert (model.lm_head.head.values == 3.0).all()
 
 
 POINTER = """version https://git-lfs.github.com/spec/v1
