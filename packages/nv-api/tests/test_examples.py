@@ -2,6 +2,7 @@
 
 from random import randint, seed
 
+import pytest
 from nv_api import LLM, SamplingParams
 from transformers import AutoTokenizer
 
@@ -37,7 +38,8 @@ def test_nano_vllm_bench(checkpoint):
     max_input_len = 64
     max_output_len = 24
 
-    llm = LLM(checkpoint, enforce_eager=False, max_model_len=4096)
+    with pytest.warns(UserWarning, match="the model's own length is 512"):
+        llm = LLM(checkpoint, enforce_eager=False, max_model_len=4096)
 
     prompt_token_ids = [
         [randint(0, 300) for _ in range(randint(10, max_input_len))] for _ in range(num_seqs)

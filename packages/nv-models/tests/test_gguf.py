@@ -1,6 +1,8 @@
 """GGUF files: exact weights, the same logits, config, and the folder in the cache."""
 
+import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,3 +264,16 @@ def test_tensors_begin_at_the_next_aligned_byte(tmp_path):
         writer.close()
         info = read_header(file).tensors["t"]
         assert np.array_equal(np.fromfile(file, np.float32, 8, offset=info.offset), expected)
+
+
+def test_b10_a_full_disk_is_told_with_the_folder_and_the_fix(
+    tiny_checkpoint, write_gguf, tmp_path, monkeypatch
+):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_gguf(tiny_checkpoint("llama"), tmp_path / "m.gguf", Kind.F16)
+    monkeypatch.setattr(Path, "symlink_to", full)
+    with pytest.raises(OSError, match=r"cannot be written \(No space left .* set XDG_CACHE_HOME"):
+        resolve(tmp_path / "m.gguf")
+    assert not list((tmp_path / "cache/nv/gguf").iterdir())

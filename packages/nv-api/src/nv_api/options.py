@@ -148,8 +148,8 @@ def warn_of_length(options: Mapping[str, Any], own: int) -> None:
     asked = options.get("max_model_len")
     if asked is not None and asked > own:
         warnings.warn(
-            f"max_model_len is {asked}, and the model's own length is {own} "
-            f"(max_position_embeddings and the scaling of its rope, in config.json): {own} it is",
+            f"max_model_len is {asked} and the model's own length is {own} "
+            f"(max_position_embeddings and the scaling of its rope, in config.json): {own} is used",
             stacklevel=3,
         )
 
