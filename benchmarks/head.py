@@ -2,8 +2,9 @@
 
 bf16 and fp32 logits in turn, on the heads of Qwen3-0.6B and 8B (151,936 tokens), in CUDA graphs
 with rotated weights; then decode steps of Qwen3-0.6B with dummy weights in two engines after
-another, with drawn tokens and with filters. `triton/logits.py`'s FP32_ROWS says which logits a step
-gets; a row count whose step becomes more than 1 % slower should get bf16. Prints a table last.
+another, with drawn tokens and with filters. `is_rounded` in nv_kernels' linear/triton/logits.py
+says which logits a step gets; a row count whose step becomes more than 1 % slower should get bf16.
+Prints a table last.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from step_parts import BF16, DEVICE, sampling_tensors, time_each
 from workload import QWEN3, VOCAB, model_folder, uniform_workload
 
 ROWS = (1, 64, 256)
-FP32_ROWS = {"bf16": 0, "fp32": 2**31 - 1}
+IS_ROUNDED = {"bf16": lambda *_: True, "fp32": lambda *_: False}
 DRAWS = {
     "greedy": (0, 0, 1.0, 0.0),
     "temperature": (None, 0, 1.0, 0.0),
@@ -41,8 +42,8 @@ def kernel_us(model: str) -> list[dict[str, Any]]:
     for rows in ROWS:
         x = torch.randn(rows, hidden, device=DEVICE).to(BF16)
         draws = {name: sampling_tensors(rows, *setting) for name, setting in DRAWS.items()}
-        for dtype, limit in FP32_ROWS.items():
-            with mock.patch.object(logits, "FP32_ROWS", limit):
+        for dtype, is_rounded in IS_ROUNDED.items():
+            with mock.patch.object(logits, "is_rounded", is_rounded):
                 row = {"what": f"{model} head", "rows": rows, "logits": dtype, "unit": "us"}
                 row["head"] = time_each(lambda w, x=x: logits.logits(x, w), weights)
                 for name, draw in draws.items():
@@ -59,9 +60,9 @@ def engine_ms(repeats: int) -> list[dict[str, Any]]:
     """Milliseconds of a decode step of Qwen3-0.6B; engines with bf16, fp32 and bf16 logits."""
     folder, found, seed = model_folder("qwen3-0.6b"), [], 0
     options = {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": max(ROWS)}
-    for dtype in (*FP32_ROWS, "bf16"):
+    for dtype in (*IS_ROUNDED, "bf16"):
         with (
-            mock.patch.object(logits, "FP32_ROWS", FP32_ROWS[dtype]),
+            mock.patch.object(logits, "is_rounded", IS_ROUNDED[dtype]),
             LLM(str(folder), max_model_len=1024, **options) as llm,
         ):
             for rows in ROWS:
@@ -86,7 +87,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
             key = (row["what"], row["rows"], name, row["unit"])
             cases.setdefault(key, {}).setdefault(row["logits"], []).append(row[name])
     for (what, count, name, unit), times in sorted(cases.items()):
-        bf16, fp32 = (statistics.mean(times[dtype]) for dtype in FP32_ROWS)
+        bf16, fp32 = (statistics.mean(times[dtype]) for dtype in IS_ROUNDED)
         cells = f"{bf16:10.3f}{fp32:10.3f}{fp32 / bf16:8.3f}"
         print(f"{f'{what}, {name} ({unit})':36}{count:5}{cells}", flush=True)
 

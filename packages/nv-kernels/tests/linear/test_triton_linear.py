@@ -163,8 +163,10 @@ def test_logits_by_dots_are_not_rounded(vocabulary, columns, form, monkeypatch):
 
 
 @on_device
-def test_logits_of_many_rows_are_rounded_where_that_was_chosen(monkeypatch):
-    monkeypatch.setattr(logits, "FP32_ROWS", 1)
+def test_logits_are_rounded_where_fp32_was_measured_to_cost_more(monkeypatch):
+    assert [rows for rows in (1, 16, 17, 64, 65, 256) if logits.is_rounded(rows, 1024)] == [17, 64]
+    assert not logits.is_rounded(64, 4096)
+    monkeypatch.setattr(logits, "ROUNDED_ROWS", range(2, 3))
     x, weight = pair(2, 100, 72)
     assert logits.logits(x, weight).dtype == x.dtype
     assert logits.logits(x[:1], weight).dtype == torch.float32
