@@ -113,11 +113,12 @@ def test_slots_without_a_row_read_the_neutral_one_however_a_table_grew(first):
 def test_tables_take_what_the_docs_say():
     """4 bytes a token of the vocabulary and a slot for penalties, 1 for allowed tokens."""
     num_slots, vocab_size = 40, 5000
-    slots = Slots(num_slots, 4, vocab_size, EOS, CPU)
-    wanted = {"allowed_token_ids": [3], "frequency_penalty": 1.0, "logit_bias": {3: 1.0}}
+    slots = Slots(num_slots, 4, vocab_size, EOS, CPU, num_ids=4000)
+    wanted = {"allowed_token_ids": [4500], "frequency_penalty": 1.0, "logit_bias": {3: 1.0}}
     wanted["structured_outputs"] = StructuredOutputsParams(regex="a")
     before = slots.controls.num_bytes
-    row = 5 * vocab_size + 4 * -(-vocab_size // 32) + 3 * 4 + 8 + 4  # a mask, penalties, a bias
+    row = 5 * vocab_size + 4 * -(-vocab_size // 32) + 3 * 4 + 8 + 4 + 1
+    # a mask, penalties, a bias, and that an id is past the tokenizer's
     most = (num_slots + 1) * row
     for slot in range(num_slots):
         slots.update(Batch((), (Admission(slot, SamplingParams(**wanted), 0, 1, (3,)),)))

@@ -61,11 +61,15 @@ class LLM(PoolingMethods):
         config = ModelConfig.from_path(path)  # first: it refuses what is not supported
         keywords.warn_of_length(options, config.max_length)
         self._default_params = _default_params(path, config)
-        self._text = None if asked.skip_tokenizer_init else _tokenizer(asked, path, config)
-        self.tokenizer: PreTrainedTokenizerBase | None = self._text.backend if self._text else None
-        ends = self._text.eos_token_ids if self._text else ()
+        text = self._text = None if asked.skip_tokenizer_init else _tokenizer(asked, path, config)
+        self.tokenizer: PreTrainedTokenizerBase | None = text.backend if text else None
         self._engine = start_engine(
-            replace(asked.engine, model=str(path), tokenizer_eos_token_ids=ends)
+            replace(
+                asked.engine,
+                model=str(path),
+                tokenizer_eos_token_ids=text.eos_token_ids if text else (),
+                tokenizer_num_ids=text.num_ids if text else None,
+            )
         )
         self._session = Session(self._engine, self._text)
 

@@ -27,7 +27,7 @@ TOKENIZER = {
     "trust_remote_code": bool,
 }
 """Options that are not the engine's, and their kinds."""
-FROM_TOKENIZER = frozenset({"tokenizer_eos_token_ids"})
+FROM_TOKENIZER = frozenset({"tokenizer_eos_token_ids", "tokenizer_num_ids"})
 """The engine's options that the tokenizer decides, and no user gives."""
 PLACES = ("tokenizer", "revision")
 """Options that name a place, which none but a text can."""

@@ -106,11 +106,15 @@ def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
     forbidden = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
     if params.min_tokens:
         forbidden.update(facts.eos_token_ids, params.stop_token_ids or ())
-    if params.allowed_token_ids is None and len(forbidden) >= facts.vocab_size:
-        raise ValueError(
-            "bad_words, bad_words_token_ids and, before min_tokens, stop_token_ids and EOS forbid "
-            f"all {facts.vocab_size} tokens: leave one that may be drawn"
-        )
+    num_ids = facts.vocab_size if facts.num_ids is None else facts.num_ids
+    num_ids = facts.vocab_size if facts.num_ids is None else facts.num_ids
+    if params.allowed_token_ids is None and len(forbidden) >= num_ids:
+        drawn = [token for token, bias in (params.logit_bias or {}).items() if bias > 0]
+        if forbidden.issuperset((*range(num_ids), *drawn)):
+            raise ValueError(
+                "bad_words, bad_words_token_ids and, before min_tokens, stop_token_ids and EOS "
+                f"forbid all {num_ids} tokens: leave one that may be drawn"
+            )
     allowed, words = set(params.allowed_token_ids or ()), params.bad_words_token_ids or ()
     if not allowed or not allowed <= forbidden | {word[-1] for word in words}:
         return

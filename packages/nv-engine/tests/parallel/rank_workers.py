@@ -30,7 +30,7 @@ class Echo:
 
     vocab_size, eos_token_ids, max_model_len, num_blocks, block_size = 1000, (), 100, 10, 16
     own_model_len = 100
-    mixed_steps = None
+    mixed_steps = num_ids = None
 
     def __init__(self, config, parallel):
         self.parallel = parallel
@@ -62,6 +62,7 @@ FACTS = (
     "block_size",
     "own_model_len",
     "mixed_steps",
+    "num_ids",
 )
 
 

@@ -24,8 +24,9 @@ TABLES = {
     "bias": ("bias_ids", "bias_values"),
     "penalties": ("repetition", "additive", "counts"),
     "grammar": ("masks",),
+    "past": ("past",),
 }
-"""Of each flag of ControlFlags: fields of nk.LogitControls, which are those of ControlTables."""
+"""Of each flag of ControlFlags: fields of ControlTables, which but `past` nk.LogitControls has."""
 
 
 class SlotTable:
@@ -74,7 +75,14 @@ class SlotTable:
 class ControlTables:
     """The tables, and on the host which slots use them."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        num_ids: int | None = None,
+    ) -> None:
         def table(shape: tuple[int, ...], neutral: float, dtype: torch.dtype) -> SlotTable:
             return SlotTable(num_slots, shape, neutral, dtype, device)
 
@@ -87,7 +95,9 @@ class ControlTables:
         self.additive = table((2,), 0.0, torch.float32)  # frequency, presence
         self.counts = table((vocab_size,), 0, torch.int32)  # as nk.LogitControls says
         self.masks = table((-(-vocab_size // 32),), -1, torch.int32)
+        self.past = table((), False, torch.bool)
         self._device = device
+        self._num_ids = num_ids
         self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
 
     def admit(self, admissions: Sequence[Admission]) -> bool:
@@ -96,7 +106,7 @@ class ControlTables:
         Returns:
             True if a table moved in memory.
         """
-        asked = [(admission, flags_of(admission.params)) for admission in admissions]
+        asked = [(admission, flags_of(admission.params, self._num_ids)) for admission in admissions]
         asked = [
             (admission, flags)
             for admission, flags in asked
@@ -135,8 +145,9 @@ class ControlTables:
         return ControlFlags(*map(any, zip(*asked, strict=True))) if asked else NO_CONTROLS
 
     def read(self, flags: ControlFlags) -> dict[str, Tensor]:
-        """The tables that a step with these flags reads, by their name in nk.LogitControls."""
-        return {name: getattr(self, name).data for name in _names(flags)}
+        """The tables that a step's controls read, by their name in nk.LogitControls."""
+        names = _names(flags._replace(past=False))
+        return {name: getattr(self, name).data for name in names}
 
     def note(self, slots_R: Tensor, ids_R: Tensor, flags: ControlFlags) -> None:
         """Remember drawn tokens, as far as controls look back at them. All device work."""
@@ -170,11 +181,16 @@ class ControlTables:
             self._set_penalties(admission)
         if flags.grammar:
             self.masks.fit(admission.slot, *self.masks.data.shape[1:])
+        if flags.past:
+            self.past.fit(admission.slot)
+            self.past.data[admission.slot].fill_(True)
 
     def _set_allowed(self, admission: Admission) -> None:
         self.allowed.fit(admission.slot, *self.allowed.data.shape[1:])
         row_V = self.allowed.data[admission.slot].fill_(False)
-        row_V.index_fill_(0, self._ids(admission.params.allowed_token_ids or ()), True)
+        if admission.params.allowed_token_ids is None:
+            row_V[: self._num_ids].fill_(True)
+        row_V.index_fill_(0, self._ids(named_ids(admission.params)), True)
 
     def _set_words(self, admission: Admission) -> None:
         slot, words = admission.slot, admission.params.bad_words_token_ids or ()
@@ -222,10 +238,21 @@ def _names(flags: ControlFlags) -> Iterator[str]:
     return (name for flag, asked in flags._asdict().items() if asked for name in TABLES[flag])
 
 
-def flags_of(params: SamplingParams) -> ControlFlags:
-    """What one request asks for; NO_CONTROLS itself if nothing."""
+def named_ids(params: SamplingParams) -> list[int]:
+    """Ids that a request wants drawn, wherever the tokenizer's end."""
+    if params.allowed_token_ids is not None:
+        return params.allowed_token_ids
+    return [token for token, bias in (params.logit_bias or {}).items() if bias > 0]
+
+
+def flags_of(params: SamplingParams, num_ids: int | None = None) -> ControlFlags:
+    """What one request asks for; NO_CONTROLS itself if nothing.
+
+    One that names ids from `num_ids` on may draw these, and no others from there on.
+    """
+    past = num_ids is not None and any(token >= num_ids for token in named_ids(params))
     flags = ControlFlags(
-        allowed=params.allowed_token_ids is not None,
+        allowed=params.allowed_token_ids is not None or past,
         words=bool(params.bad_words_token_ids),
         bias=bool(params.logit_bias),
         penalties=(
@@ -234,5 +261,6 @@ def flags_of(params: SamplingParams) -> ControlFlags:
             or params.presence_penalty != 0
         ),
         grammar=params.structured_outputs is not None,
+        past=past,
     )
     return flags if any(flags) else NO_CONTROLS

@@ -18,6 +18,8 @@ class ControlFlags(NamedTuple):
     bias: bool = False
     penalties: bool = False
     grammar: bool = False
+    past: bool = False
+    """Ids past the tokenizer's may be drawn: the row names some."""
 
 
 NO_CONTROLS = ControlFlags()

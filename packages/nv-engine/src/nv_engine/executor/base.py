@@ -29,6 +29,8 @@ class ModelFacts:
     """The model's own longest sequence, whatever max_model_len asks for."""
     mixed_steps: MixedSteps | None = None
     """How prompts come in beside decoding rows; None: as max_num_batched_tokens allows."""
+    num_ids: int | None = None
+    """Ids from here on are drawn only for requests that name them; None: all are."""
 
 
 class Pending(Protocol):
@@ -84,6 +86,7 @@ class RankWorker(Protocol):
     block_size: int
     own_model_len: int
     mixed_steps: MixedSteps | None
+    num_ids: int | None
 
     def run(self, batch: Batch) -> Pending:
         """Queue one step."""
@@ -100,4 +103,5 @@ def facts_of(worker: RankWorker) -> ModelFacts:
         block_size=worker.block_size,
         own_model_len=worker.own_model_len,
         mixed_steps=worker.mixed_steps,
+        num_ids=worker.num_ids,
     )
