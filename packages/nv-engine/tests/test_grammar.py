@@ -54,7 +54,7 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
     assert allowed(slots, 2, 12, 19) == [[0, 31, 32, 49], [7], everything]
     slots.update(Batch((), (admission(2),)))  # the slot is somebody else's
     assert allowed(slots, 2, 12) == [everything, [7]]
-    assert slots.controls.flags([2, 3]) == (False,) * 5
+    assert not any(slots.controls.flags([2, 3]))
     assert slots.controls.flags([2, 12]).grammar
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from nv_engine import values
 from nv_engine.grammar import StructuredOutputsParams
+from nv_engine.limits import check_sizes
 from nv_engine.names import ForeignNames
 
 MAX_SEED = 2**64
@@ -162,6 +163,7 @@ class SamplingParams:
             self._make(name, values.boolean)
         self._check_stops()
         self._check_tokens()
+        check_sizes(self)
         asked = self.structured_outputs
         if asked is not None and not isinstance(asked, StructuredOutputsParams):
             raise ValueError(

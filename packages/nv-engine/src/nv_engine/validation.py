@@ -88,7 +88,13 @@ def check_params(params: SamplingParams, grammar: Grammar | None, facts: ModelFa
             is asked for that nobody here reads.
     """
     _check_ids("logit_bias", params.logit_bias or (), facts)
-    _check_ids("allowed_token_ids", params.allowed_token_ids or (), facts)
+    allowed = params.allowed_token_ids or ()
+    if len(allowed) > facts.vocab_size:
+        raise ValueError(
+            f"allowed_token_ids has {len(allowed)} ids and the vocabulary {facts.vocab_size}: name "
+            "each once"
+        )
+    _check_ids("allowed_token_ids", allowed, facts)
     _check_ids("stop_token_ids", params.stop_token_ids or (), facts)
     for word in params.bad_words_token_ids or ():
         _check_ids("bad_words_token_ids", word, facts)
@@ -118,10 +124,13 @@ def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
     allowed, words = set(params.allowed_token_ids or ()), params.bad_words_token_ids or ()
     if not allowed or not allowed <= forbidden | {word[-1] for word in words}:
         return
-    for said in [[], *(word[:-1] for word in words if allowed.issuperset(word))]:
-        completed = {word[-1] for word in words if said[len(said) + 1 - len(word) :] == word[:-1]}
-        if allowed <= forbidden | completed:
-            after = f" after {said}" if said else ""
+    last_of: dict[tuple[int, ...], set[int]] = {}  # by the tokens before it
+    for word in words:
+        last_of.setdefault(tuple(word[:-1]), set()).add(word[-1])
+    for said in [(), *(before for before in last_of if before and allowed.issuperset(before))]:
+        ends = [said[start:] for start in range(len(said) + 1)]
+        if allowed <= forbidden.union(*(last_of.get(end, ()) for end in ends)):
+            after = f" after {list(said)}" if said else ""
             raise ValueError(
                 f"allowed_token_ids is {params.allowed_token_ids!r}, all of which are{after} bad "
                 "words or stop tokens before min_tokens: allow another token"

@@ -60,8 +60,8 @@ class SlotTable:
         self.data[tuple(map(slice, (len(old) - 1, *old.shape[1:])))] = old[:-1]
 
     def clear(self, slot: int) -> None:
-        """Make a row neutral."""
-        self.data[slot].fill_(self._neutral)
+        """Make a row neutral, if the slot has one."""
+        self.data[slot : min(slot + 1, len(self.data) - 1)].fill_(self._neutral)
 
     def index(self, slots_R: Tensor) -> Tensor:
         """Row of each slot: [R] int64."""
@@ -100,8 +100,13 @@ class ControlTables:
         self._num_ids = num_ids
         self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
 
-    def admit(self, admissions: Sequence[Admission]) -> bool:
+    def admit(self, admissions: Sequence[Admission], failed: dict[int, str]) -> bool:
         """Take in what the admitted ask for.
+
+        Args:
+            admissions: those who have a slot from now on.
+            failed: gains, by slot, why something could not be taken in: such a slot asks for
+                nothing.
 
         Returns:
             True if a table moved in memory.
@@ -119,11 +124,18 @@ class ControlTables:
             self._clear(admission.slot)
             if flags is not NO_CONTROLS:
                 self._asked[admission.slot] = flags
-                self._set(admission, flags)
+                try:
+                    self._set(admission, flags)
+                except RuntimeError as error:  # torch's: no memory for a larger table, or an upload
+                    self._clear(admission.slot)
+                    failed[admission.slot] = f"its parameters could not be taken in: {error}"
         return any(table.data is not data for table, data in zip(self._all, before, strict=True))
 
     def mask(self, masks: Sequence[TokenMask]) -> None:
-        """Take in what sequences with a grammar may draw next."""
+        """Take in what sequences with a grammar may draw next, if their slots have a row."""
+        masks = [mask for mask in masks if self._asked.get(mask.slot, NO_CONTROLS).grammar]
+        if not masks:
+            return
         bits = torch.frombuffer(bytearray().join([mask.bits for mask in masks]), dtype=torch.int32)
         rows = self._ids([mask.slot for mask in masks])
         bits_RW = upload(bits, torch.int32, self._device)
@@ -196,11 +208,9 @@ class ControlTables:
         slot, words = admission.slot, admission.params.bad_words_token_ids or ()
         longest = max(map(len, words))
         self.words.fit(slot, len(words), longest)
-        _, num_words, num_tokens = self.words.data.shape
-        self.recent.fit(slot, num_tokens - 1)
-        padded = [[*word[::-1], *[ANY] * (num_tokens - len(word))] for word in words]
-        padded += [[ANY] * num_tokens] * (num_words - len(words))
-        self.words.data[slot] = self._ids(padded)
+        self.recent.fit(slot, self.words.data.shape[2] - 1)
+        padded = [[*word[::-1], *[ANY] * (longest - len(word))] for word in words]
+        self.words.data[slot, : len(words), :longest] = self._ids(padded)
         drawn = admission.token_ids[admission.prompt_len :][::-1]
         num_recent = self.recent.data.shape[1]
         newest = [*drawn[:num_recent], *[ANY] * (num_recent - len(drawn))]

@@ -53,6 +53,7 @@ class DeviceResult:
         asked: whose log-probabilities those are.
         prompt: of prompt tokens, [N, ...] each.
         silent: slots of the rows that draw for nobody: they say whether what was computed is sound.
+        failed: as in StepResult.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class DeviceResult:
         prompt: PromptResult | None = None,
         *,
         silent: Mapping[int, int] = MappingProxyType({}),
+        failed: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._entries = entries
         self._rows = rows
@@ -72,6 +74,7 @@ class DeviceResult:
         self._asked = asked
         self._spans = prompt.spans if prompt is not None else ()
         self._silent = silent
+        self._failed = failed
         self._event: torch.cuda.Event | None = None
         if entries[0].is_pinned():
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -84,13 +87,13 @@ class DeviceResult:
         token_ids = [self._read(entry) for entry in self._entries]
         broken = [slot for row, slot in self._silent.items() if self._entries[0][row] == NO_TOKEN]
         if not self._asked.rows and not self._spans:
-            return StepResult(token_ids, broken=broken)
+            return StepResult(token_ids, broken=broken, failed=self._failed)
         self._take_back(token_ids)
         prompt_logprobs = self._prompt_logprobs()
         for slot, tokens in (prompt_logprobs or {}).items():
             if any(isnan(token.logprobs[0]) for token in tokens):
                 broken.append(slot)
-        return StepResult(token_ids, self._logprobs(), prompt_logprobs, broken)
+        return StepResult(token_ids, self._logprobs(), prompt_logprobs, broken, self._failed)
 
     def _read(self, entry: Tensor) -> list[int]:
         last = self._rows[-1] + 1 if self._rows else 0

@@ -87,6 +87,12 @@ class Draft:
         sequence.num_unchecked = 0
         self.held.append(sequence)
 
+    def mask(self, sequence: Sequence) -> None:
+        """Send what a sequence's grammar lets it draw; if that fails, what it draws is not read."""
+        mask = sequence.mask()
+        if mask is not None:
+            self.masks.append(mask)
+
     def prefill(self, sequence: Sequence) -> None:
         """Add as many known tokens of a placed sequence as the budget allows."""
         start, known = sequence.num_scheduled, sequence.token_ids
@@ -98,7 +104,7 @@ class Draft:
             sequence.decoding = True
             sequence.prompt_step = self.step
             if sequence.matcher is not None:
-                self.masks.append(sequence.mask())
+                self.mask(sequence)
             self.rows.append(sequence)
         else:
             self.partial.append((sequence, end))

@@ -108,7 +108,9 @@ class Placement:
             assert said is not None, "nobody asked"
             said += tokens
         for slot in result.broken:
-            self.running[slot].is_broken = True
+            self.running[slot].break_off()
+        for slot, why in result.failed.items():
+            self.running[slot].fault = why
 
     def burst(self, most: int) -> int:
         """How many decode steps, `most` at most, can run at once before anything is due.
