@@ -17,7 +17,15 @@ class Simulation:
     def __init__(
         self, *, block_size=16, num_blocks=64, max_model_len=256, seed=0, mixed=None, **options
     ):
-        facts = ModelFacts(VOCAB, EOS, max_model_len, num_blocks, block_size, mixed)
+        facts = ModelFacts(
+            vocab_size=VOCAB,
+            eos_token_ids=EOS,
+            max_model_len=max_model_len,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            own_model_len=max_model_len,
+            mixed_steps=mixed,
+        )
         config = EngineConfig(model="fake", seed=seed, **options)
         self.executor = FakeExecutor(facts, config.max_num_seqs, config.max_num_batched_tokens)
         self.engine = Engine(config, self.executor)
