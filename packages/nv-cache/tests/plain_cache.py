@@ -1,4 +1,4 @@
-"""The manager's books once more, in plain dicts and lists: what every call must agree with."""
+"""The manager's bookkeeping in plain dicts and lists: every call must agree with it."""
 
 from nv_cache import BlockManager, BlockTable, Copy
 
@@ -69,7 +69,7 @@ class Model:
             self.pin(copy.source)
             assert table.copies == [Copy(copy.source, self.take(), part)]
             assert table.ids[full:] == [copy.destination]
-        elif part:  # left out: none was free, or only the one block to copy from
+        elif part:  # left out: no block was free but the source
             sources = self.holders(salt, tokens, full * size + part)
             assert not self.free_blocks or (
                 len(self.free_blocks) == 1 and self.free_blocks[0] in sources
@@ -81,7 +81,7 @@ class Model:
         return self.sequences[-1]
 
     def extend(self, sequence: Sequence, new: list[int]) -> None:
-        """Room for the tokens known but not covered if `new` is empty, else for `new` as well."""
+        """Make room for the known tokens that are not covered yet, and for `new`."""
         tokens = sequence.tokens + new
         total = len(tokens)
         missing = -(-total // self.block_size) - len(sequence.ids)

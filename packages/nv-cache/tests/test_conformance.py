@@ -1,4 +1,4 @@
-"""The conformance cases that are the cache's, by their numbers."""
+"""The conformance cases of the cache, by their numbers."""
 
 import random
 
@@ -29,14 +29,14 @@ def test_n21_identical_prompts_in_one_cold_call_share_nothing_uncomputed() -> No
         assert table.num_cached == 0
         assert blocks.extend(table, 96)
     assert len({block for table in tables for block in table.ids}) == 24
-    assert blocks.match(tokens).num_cached == 0  # room is not content
+    assert blocks.match(tokens).num_cached == 0  # a block that was not published has no content
     for table in tables:
         blocks.publish(table, tokens, 96)
     assert blocks.match([*tokens, 1]).num_cached == 96
     blocks.check()
 
 
-def test_n23_the_chain_counts_not_the_content(serve) -> None:
+def test_n23_equal_blocks_after_different_prefixes_differ(serve) -> None:
     blocks = BlockManager(8, 32)
     a, b, c = numbers(32), numbers(32, 100), numbers(32, 200)
     serve(blocks, a + b + c)
@@ -91,7 +91,7 @@ def test_n28_after_reset_nothing_old_is_found_or_published(serve) -> None:
     blocks.check([running])
     assert blocks.num_cached_blocks == 0
     assert blocks.match(tokens).num_cached == 0
-    # The running sequence stays valid, yet what it computes rests on the old weights.
+    # The running sequence stays valid, but its keys and values come from the old weights.
     assert blocks.extend(running, 30)
     child = blocks.fork(running)
     blocks.copied(child)

@@ -21,7 +21,7 @@ def test_a_router_can_follow_what_is_stored(serve) -> None:
     assert log.drain() == []
     blocks.free(table)
 
-    other = serve(blocks, [7] * 20)  # takes the tail's block; 20 tokens are no full block
+    other = serve(blocks, [7] * 20)  # takes the tail's block; 20 tokens are not a full block
     assert log.drain() == [BlockRemoved(two)]
     blocks.free(other)
     blocks.reset()
@@ -48,7 +48,7 @@ def test_copies_are_stored_once_and_removed_with_the_last() -> None:
     assert [type(event) for event in log.drain()] == [BlockRemoved]
 
 
-def test_a_beginning_of_a_block_is_no_event(serve) -> None:
+def test_a_beginning_of_a_block_is_not_an_event(serve) -> None:
     log = EventLog()
     blocks = BlockManager(1, 64, events=log)
     blocks.free(serve(blocks, list(range(40))))
@@ -57,7 +57,7 @@ def test_a_beginning_of_a_block_is_no_event(serve) -> None:
     assert log.drain() == []
 
 
-def test_a_full_log_drops_the_oldest_and_says_so(serve) -> None:
+def test_a_full_log_drops_the_oldest_and_counts_it(serve) -> None:
     log = EventLog(capacity=2)
     blocks = BlockManager(3, 16, events=log)
     serve(blocks, list(range(48)))
@@ -67,6 +67,6 @@ def test_a_full_log_drops_the_oldest_and_says_so(serve) -> None:
     assert log.num_dropped == 1
 
 
-def test_a_log_holds_something() -> None:
+def test_a_log_of_capacity_0_is_refused() -> None:
     with pytest.raises(ValueError, match="capacity is 0"):
         EventLog(capacity=0)

@@ -19,7 +19,7 @@ TOKENS = [5, 2**32 - 1, 0, *range(1000, 1061)]
     ],
     ids=["tuple", "array I", "array q", "memoryview I", "memoryview i"],
 )
-def test_equal_tokens_have_equal_names_whatever_holds_them(tokens) -> None:
+def test_equal_tokens_have_equal_names_in_every_container(tokens) -> None:
     expected, got = HashChain(16), HashChain(16)
     expected.extend(TOKENS, 4)
     got.extend(tokens, 4)
@@ -27,7 +27,7 @@ def test_equal_tokens_have_equal_names_whatever_holds_them(tokens) -> None:
 
 
 @pytest.mark.parametrize("tokens", [range(64), bytes(range(64)), array("B", range(64))])
-def test_any_sequence_of_integers_will_do(tokens) -> None:
+def test_any_sequence_of_integers_is_packed(tokens) -> None:
     assert pack(tokens, 16, 48).tolist() == pack(list(range(64)), 16, 48).tolist()
 
 
@@ -49,9 +49,11 @@ def test_a_token_outside_32_bits_is_a_value_error(token) -> None:
     table = blocks.match(list(range(32)))
     assert blocks.extend(table, 32)
     blocks.publish(table, list(range(32)), 32)
-    with pytest.raises(ValueError, match=r"0 \.\. 2\*\*32 - 1"):
+    with pytest.raises(ValueError, match=f"token id {token} is not valid"):
         blocks.match([*range(32), *range(20), token, *range(20)])
-    with pytest.raises(ValueError, match="token ids"):  # in the part after a block that hits
+    with pytest.raises(
+        ValueError, match=f"token id {token} is not valid"
+    ):  # in the part after a block that hits
         blocks.match([*range(32), token, *range(20)])
     blocks.check([table])
 
@@ -75,12 +77,12 @@ def test_a_chain_reads_only_what_is_new() -> None:
     tokens = list(range(64))
     whole.extend(tokens, 4)
     chain.extend(tokens, 2)
-    chain.extend([-1] * 32 + tokens[32:], 4)  # the first 32 are not looked at again
+    chain.extend([-1] * 32 + tokens[32:], 4)  # the first 32 are not read again
     chain.extend([], 1)
     assert chain.digests == whole.digests
 
 
-def test_a_forked_chain_goes_its_own_way() -> None:
+def test_a_forked_chain_does_not_change_its_source() -> None:
     chain = HashChain(16, b"s")
     chain.extend(list(range(64)), 4)
     fork = chain.fork(1)

@@ -11,23 +11,23 @@ def numbers(count: int, start: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("num_blocks", [0, -1])
-def test_a_pool_has_a_block(num_blocks) -> None:
+def test_a_pool_without_blocks_is_refused(num_blocks) -> None:
     with pytest.raises(ValueError, match=f"num_blocks is {num_blocks}"):
         BlockManager(num_blocks, 16)
 
 
 @pytest.mark.parametrize("block_size", [-64, 0, 1, 8, 17, 48, 96, 100])
-def test_a_block_size_outside_the_contract(block_size) -> None:
+def test_a_block_size_outside_the_contract_is_refused(block_size) -> None:
     with pytest.raises(ValueError, match=f"block_size is {block_size}"):
         BlockManager(4, block_size)
 
 
 @pytest.mark.parametrize("block_size", [16, 32, 64, 128, 192, 256, 1024])
-def test_a_block_size_within_the_contract(block_size) -> None:
+def test_a_block_size_within_the_contract_is_accepted(block_size) -> None:
     assert BlockManager(4, block_size).block_size == block_size
 
 
-def test_nothing_is_matched_by_nothing() -> None:
+def test_an_empty_prompt_matches_nothing() -> None:
     table = BlockManager(1, 16).match([])
     assert (table.ids, table.num_tokens, table.copies) == ([], 0, [])
 
@@ -93,7 +93,7 @@ def test_publish_refuses_what_cannot_be_computed() -> None:
     tokens = numbers(96)
     table = blocks.match(tokens)
     assert blocks.extend(table, 40)
-    with pytest.raises(ValueError, match="upto is 41; the table has room for 40"):
+    with pytest.raises(ValueError, match="upto is 41: the table has room for 40"):
         blocks.publish(table, tokens, 41)
     with pytest.raises(ValueError, match="30 are given"):
         blocks.publish(table, tokens[:30], 32)
@@ -107,15 +107,15 @@ def test_publish_waits_for_the_copy(serve) -> None:
     serve(blocks, numbers(32))
     table = blocks.match(numbers(30))
     assert blocks.extend(table, 20)
-    with pytest.raises(ValueError, match="outstanding"):
+    with pytest.raises(ValueError, match="queue them and call copied"):
         blocks.publish(table, numbers(36), 36)
-    with pytest.raises(ValueError, match="outstanding"):
+    with pytest.raises(ValueError, match="queue them and call copied"):
         blocks.fork(table)
     blocks.copied(table)
     blocks.publish(table, numbers(36), 36)
 
 
-def test_free_twice_is_once(serve) -> None:
+def test_freeing_a_table_twice_frees_its_blocks_once(serve) -> None:
     blocks = BlockManager(4, 16)
     table = serve(blocks, numbers(40))
     blocks.free(table)
@@ -138,7 +138,7 @@ def test_check_sees_a_leak(serve) -> None:
     blocks = BlockManager(4, 16)
     table = serve(blocks, numbers(40))
     blocks.check([table])
-    with pytest.raises(AssertionError, match="1 holds, 0 in tables"):
+    with pytest.raises(AssertionError, match="1 references, 0 in tables"):
         blocks.check([])
 
 

@@ -7,7 +7,7 @@ from plain_cache import Model, prompt
 
 
 def step(model: Model, draw: random.Random, prompts: list[list[int]]) -> None:
-    """One random operation; few sequences at a time, so that much of the pool is cache."""
+    """One random operation. At most 5 sequences run, so that much of the pool is cached content."""
     choice = draw.random()
     if not model.sequences or (choice < 0.3 and len(model.sequences) < 5):
         sequence = model.match(draw.choice(prompts), draw.choice((b"", b"", b"", b"tenant")))
@@ -33,7 +33,7 @@ def step(model: Model, draw: random.Random, prompts: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(14, 32), (24, 16), (8, 64), (6, 128)])
 def test_a_million_random_operations_leak_nothing(num_blocks: int, block_size: int) -> None:
-    """A quarter of a million for each shape."""
+    """250,000 operations per shape."""
     draw = random.Random(0)
     model = Model(num_blocks, block_size)
     shared = [draw.randrange(2) for _ in range(9)]

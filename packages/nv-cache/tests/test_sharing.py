@@ -1,4 +1,4 @@
-"""Who finds what: partial hits, copies of a prefix, forks, chains, the order of eviction."""
+"""Sharing: partial hits, copies of a prefix, forks, chains, the order of eviction."""
 
 import pytest
 from nv_cache import BlockManager, Copy
@@ -82,13 +82,13 @@ def test_a_partial_hit_names_its_copy_and_pins_the_source(serve) -> None:
     assert table.ids[1] not in owner.ids
     assert table.num_cached == 96
     blocks.free(owner)
-    assert blocks.num_free == 1  # the source is held although its owner is gone
+    assert blocks.num_free == 1  # the source is held although its owner was freed
     blocks.check([table])
     blocks.copied(table)
     assert table.copies == []
     assert blocks.num_free == 2
     blocks.check([table])
-    blocks.copied(table)  # once is enough
+    blocks.copied(table)  # a second call does nothing
     blocks.check([table])
 
 
@@ -111,7 +111,7 @@ def test_a_partial_hit_without_room_is_left_out(serve, num_blocks, cached) -> No
     blocks.check([table])
     blocks.free(table)
     if not cached:
-        assert blocks.num_cached_blocks == 1  # and the source was not given up for it
+        assert blocks.num_cached_blocks == 1  # and the source was not evicted for it
 
 
 def test_the_longest_beginning_wins(serve) -> None:
@@ -177,7 +177,7 @@ def test_fork_of_fewer_tokens_leaves_the_rest_to_the_first(serve) -> None:
     assert (child.num_tokens, child.num_published) == (63, 32)
     blocks.check([parent, child])
     assert blocks.fork(parent, 64).ids == parent.ids[:2]
-    with pytest.raises(ValueError, match="num_tokens is 97; the table has room for 96"):
+    with pytest.raises(ValueError, match="num_tokens is 97: the table has room for 96"):
         blocks.fork(parent, 97)
 
 
@@ -218,11 +218,11 @@ def test_a_waiting_prompt_is_hashed_once(serve) -> None:
     assert again.num_cached == 64
 
 
-def test_a_block_with_another_parent_is_not_believed(serve) -> None:
+def test_a_block_with_another_parent_is_not_a_hit(serve) -> None:
     blocks = BlockManager(4, 16)
     one = serve(blocks, numbers(32))
     other = serve(blocks, [5] * 16)
-    colliding = other.chain.fork(1)  # as if the second block's name met another prefix's
+    colliding = other.chain.fork(1)  # as if the digests of two prefixes collided
     colliding.digests.append(one.chain.digests[1])
     table = blocks.match([5] * 16 + numbers(20, 16), chain=colliding)
     assert table.ids == other.ids

@@ -1,7 +1,8 @@
-"""What became findable and what is gone: a record for routers outside.
+"""Events for external routers: which blocks can be found from now on, and which no longer.
 
-Owns the pending events. Never influences the cache. A router names a prompt's blocks with its own
-`HashChain` (same block size and salt) and sends the request to where most of them are stored.
+Owns the pending events. Never influences the cache. A router computes the digests of a prompt's
+blocks with its own `HashChain` (same block size and salt) and sends the request to the cache that
+stores most of them.
 """
 
 from collections import deque
@@ -20,14 +21,14 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """The last copy of a full block's prefix is gone."""
+    """The last copy of a full block's prefix was removed."""
 
     digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """Nothing stored before can be found."""
+    """No block that was stored before this event can be found."""
 
 
 Event = BlockStored | BlockRemoved | CacheCleared
@@ -39,13 +40,13 @@ class EventLog:
     def __init__(self, capacity: int = 65536) -> None:
         """Keep at most `capacity` events (ValueError if < 1)."""
         if capacity < 1:
-            raise ValueError(f"capacity is {capacity}; it must be at least 1")
+            raise ValueError(f"capacity is {capacity}: it must be at least 1")
         self._events: deque[Event] = deque(maxlen=capacity)
         self.num_dropped = 0
-        """Events that nobody drained in time; a router that sees it grow must start over."""
+        """Events that were dropped before a `drain`; a router that sees it grow must start over."""
 
     def add(self, event: Event) -> None:
-        """Record `event`, at the cost of the oldest one when full."""
+        """Record `event`; a full log drops its oldest one."""
         self.num_dropped += len(self._events) == self._events.maxlen
         self._events.append(event)
 

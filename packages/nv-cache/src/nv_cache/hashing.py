@@ -1,6 +1,6 @@
 """Names for prefixes: an xxh3-128 chain over a sequence's blocks.
 
-Owns how tokens become digests. Never knows where a block lies or whether it is cached.
+Owns how tokens become digests. Never knows which block holds the tokens, or whether one does.
 
 A digest covers its block's tokens and, through the parent's digest, all tokens before them, so
 equal content after different beginnings has different names. The same form names the first tokens
@@ -14,13 +14,13 @@ from typing import Final
 from xxhash import xxh3_128_digest
 
 PART: Final = 16
-"""Tokens between two points at which a block's beginning has a name."""
+"""A block's beginning has a digest after every PART tokens."""
 
 TOKEN_BYTES: Final = array("I").itemsize
 
 
 def pack(tokens: Sequence[int], start: int, stop: int) -> memoryview:
-    """Lay tokens[start:stop] out as bytes, 4 a token in the machine's order.
+    """Lay tokens[start:stop] out as bytes, 4 per token in the machine's order.
 
     A contiguous buffer of 4-byte integers (array("I"), array("i"), a memoryview or an int32 array)
     is used in place; anything else is copied once.
@@ -36,8 +36,9 @@ def pack(tokens: Sequence[int], start: int, stop: int) -> memoryview:
     try:
         packed.fromlist(part if isinstance(part, list) else list(part))
     except OverflowError:
+        wrong = next(token for token in part if not 0 <= token < 2**32)
         raise ValueError(
-            f"token ids must lie in 0 .. 2**32 - 1; tokens[{start}:{stop}] holds one outside"
+            f"token id {wrong} is not valid: it must be an integer from 0 to {2**32 - 1}"
         ) from None
     return memoryview(packed).cast("B")
 
@@ -65,7 +66,7 @@ def beginnings(parent: bytes, packed: memoryview, ends: Iterable[int]) -> list[b
 
 
 class HashChain:
-    """The digests of one growing sequence, a full block each, computed once.
+    """The digests of one growing sequence, one per full block, each computed once.
 
     Keep it with the sequence: a request that is matched again (while it waits, or after preemption)
     then hashes only what is new. The tokens already covered must not change.
@@ -99,7 +100,7 @@ class HashChain:
         return self.digests[index - 1] if index else self.root
 
     def fork(self, num_blocks: int) -> "HashChain":
-        """Copy the first `num_blocks` digests, for a sequence that goes its own way after them."""
+        """Copy the first `num_blocks` digests, for a sequence that continues differently."""
         chain = HashChain(self.block_size, self.salt)
         chain.digests = self.digests[:num_blocks]
         return chain

@@ -1,7 +1,7 @@
-"""The one door to the cache: match, extend, publish, fork, free.
+"""The cache's only interface: match, extend, publish, fork, free.
 
-Owns the pool and the index and keeps them true to each other. Never sees a tensor: copies are
-listed for the device to do. Not thread-safe.
+Owns the pool and the index and keeps them consistent. Never sees a tensor: it lists the copies that
+the device must make. Not thread-safe.
 
 The pool of fixed-size blocks is PagedAttention's (Kwon et al., 2023); sharing by hashed prefix and
 a free list that doubles as the LRU follow vLLM's automatic prefix caching.
@@ -33,17 +33,17 @@ class BlockManager:
 
         Args:
             num_blocks: blocks in the pool, at least 1.
-            block_size: tokens a block: 16, 32 or a multiple of 64.
+            block_size: tokens per block: 16, 32 or a multiple of 64.
             enable_prefix_caching: without it nothing is hashed, published or found.
-            events: where to record what becomes findable and what is gone.
+            events: a log that records which blocks become findable and which are removed.
 
         Raises:
             ValueError: an argument is out of range.
         """
         if num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks}; it must be at least 1")
+            raise ValueError(f"num_blocks is {num_blocks}: it must be at least 1")
         if block_size not in (16, 32) and (block_size < 64 or block_size % 64):
-            raise ValueError(f"block_size is {block_size}; it must be 16, 32 or a multiple of 64")
+            raise ValueError(f"block_size is {block_size}: it must be 16, 32 or a multiple of 64")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -55,7 +55,7 @@ class BlockManager:
 
     @property
     def num_free(self) -> int:
-        """Blocks that no table holds; those with findable content count."""
+        """Blocks that no table holds, those with findable content included."""
         return self._pool.num_free
 
     @property
@@ -74,9 +74,9 @@ class BlockManager:
         """Find and pin the longest published prefix of `tokens`, leaving at least one token.
 
         After the full blocks, a block that begins like the rest (16 tokens or more, in steps of 16)
-        is a partial hit: the table gets a block of its own and `copies` says what the device must
-        copy into it first. The source stays pinned until `copied` or `free`. With no block free
-        for it the partial hit is left out.
+        is a partial hit: the table gets a block of its own and `copies` lists what the device must
+        copy into it first. The source stays pinned until `copied` or `free`. If no block is free
+        for the copy, the partial hit is left out.
 
         Args:
             tokens: all token ids so far; a packed buffer of 4-byte integers is fastest.
@@ -87,14 +87,14 @@ class BlockManager:
             A new table with num_tokens == num_cached tokens.
 
         Raises:
-            ValueError: `chain` belongs to another salt or block size, or a token id is no uint32.
+            ValueError: `chain` has another salt or block size, or a token id is not a uint32.
         """
         if chain is None:
             chain = HashChain(self.block_size, salt)
         elif chain.block_size != self.block_size or salt not in (b"", chain.salt):
             raise ValueError(
-                f"chain has block_size {chain.block_size} and salt {chain.salt!r}, asked are "
-                f"{self.block_size} and {salt!r}; keep one chain for each sequence"
+                f"chain has block_size {chain.block_size} and salt {chain.salt!r}: they must be "
+                f"{self.block_size} and {salt!r}; keep one chain per sequence"
             )
         table = BlockTable(chain, self._epoch)
         if self.enable_prefix_caching:
@@ -104,7 +104,7 @@ class BlockManager:
     def extend(self, table: BlockTable, n: int) -> bool:
         """Make room for `n` more tokens, or return False and change nothing."""
         if n < 0:
-            raise ValueError(f"n is {n}; a table only grows, free it instead")
+            raise ValueError(f"n is {n}: it must be at least 0; to shrink a table, free it")
         num_tokens = table.num_tokens + n
         missing = -(-num_tokens // self.block_size) - len(table.ids)
         if missing > 0:
@@ -126,7 +126,7 @@ class BlockManager:
         """
         if upto > table.num_tokens or upto > len(tokens):
             raise ValueError(
-                f"upto is {upto}; the table has room for {table.num_tokens} tokens "
+                f"upto is {upto}: the table has room for {table.num_tokens} tokens "
                 f"and {len(tokens)} are given"
             )
         upto -= upto % PART
@@ -135,9 +135,7 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return
         if table.copies:
-            raise ValueError(
-                f"{table.copies} are outstanding; queue them and call copied(table) first"
-            )
+            raise ValueError(f"copies is {table.copies}: queue them and call copied(table) first")
         chain, size, width = table.chain, self.block_size, self.block_size * TOKEN_BYTES
         first = table.num_published // size
         packed = pack(tokens, first * size, upto)
@@ -151,7 +149,7 @@ class BlockManager:
         table.num_published = upto
 
     def copied(self, table: BlockTable) -> None:
-        """Say that the device has queued `table.copies`: their sources may be reused."""
+        """Record that the device has queued `table.copies`: their sources may be reused."""
         copies, table.copies = table.copies, []
         for copy in copies:
             self._release(copy.source)
@@ -163,7 +161,7 @@ class BlockManager:
 
         Args:
             table: the first sequence's.
-            num_tokens: how many of its tokens; None: all that there is room for.
+            num_tokens: how many of its tokens; None: all that the table has room for.
 
         Returns:
             The new table, or None (nothing changed) if the copy needs a block and none is free.
@@ -174,12 +172,10 @@ class BlockManager:
         num_tokens = table.num_tokens if num_tokens is None else num_tokens
         if not 0 <= num_tokens <= table.num_tokens:
             raise ValueError(
-                f"num_tokens is {num_tokens}; the table has room for {table.num_tokens}"
+                f"num_tokens is {num_tokens}: the table has room for {table.num_tokens}"
             )
         if table.copies:
-            raise ValueError(
-                f"{table.copies} are outstanding; queue them and call copied(table) first"
-            )
+            raise ValueError(f"copies is {table.copies}: queue them and call copied(table) first")
         num_full, rest = divmod(num_tokens, self.block_size)
         if rest and not self._pool.num_free:
             return None
@@ -194,7 +190,7 @@ class BlockManager:
         return child
 
     def free(self, table: BlockTable) -> None:
-        """Let go of the table's blocks, last first; they stay findable until handed out again.
+        """Release the table's blocks, last first; they stay findable until they are reused.
 
         The table is empty afterwards and freeing it again does nothing; its `chain` stays.
         """
@@ -212,7 +208,7 @@ class BlockManager:
             self._events.add(CacheCleared())
 
     def check(self, tables: Iterable[BlockTable] | None = None) -> None:
-        """Assert that everything fits together; with all live `tables`, also that nothing leaks.
+        """Assert that pool and index are consistent and, given all live `tables`, that none leaks.
 
         Takes time in proportion to the pool: for tests.
         """
@@ -230,12 +226,12 @@ class BlockManager:
         for block in range(self.num_blocks):
             count = self._pool.references(block)
             assert count == holders[block], (
-                f"block {block}: {count} holds, {holders[block]} in tables"
+                f"block {block} has {count} references, {holders[block]} in tables"
             )
 
     def _match(self, table: BlockTable, tokens: Sequence[int]) -> None:
-        """Look everything up, which may raise; then pin it, which may not."""
-        num_wanted = max(len(tokens) - 1, 0)  # at least one token is left to compute
+        """Look all blocks up, which may raise, before pinning any, which must not raise."""
+        num_wanted = max(len(tokens) - 1, 0)  # the device must compute at least one token
         num_blocks = num_wanted // self.block_size
         table.chain.extend(tokens, num_blocks)
         ids = self._index.find_blocks(table.chain, num_blocks)
@@ -255,7 +251,7 @@ class BlockManager:
     def _copy_part(self, table: BlockTable, source: int, num_tokens: int) -> None:
         """Give the table a block for a copy of `source`'s beginning, if one is free for it."""
         if self._pool.num_free <= self._pool.is_free(source):
-            return  # none is left once the source is pinned
+            return  # pinning the source takes the last free block
         self._pool.pin(source)
         destination = self._take()
         table.ids.append(destination)
@@ -264,7 +260,7 @@ class BlockManager:
         self._stats.partial_hits += 1
 
     def _take(self) -> int:
-        """Hand out a free block, forgetting what it held."""
+        """Return a free block, after removing what it held from the index."""
         block = self._pool.take()
         if block in self._index:
             self._stats.evictions += 1

@@ -1,4 +1,4 @@
-"""Who holds a block: reference counts and the free list.
+"""Reference counts of blocks, and the free list.
 
 Owns block numbers. Never knows what a block contains.
 """
@@ -20,19 +20,19 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds, those with cached content included."""
+        """Blocks without a holder, those with cached content included."""
         return len(self._free)
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody holds `block`."""
+        """Whether `block` has no holder."""
         return not self._references[block]
 
     def references(self, block: int) -> int:
-        """How many holders `block` has."""
+        """Count the holders of `block`."""
         return self._references[block]
 
     def take(self) -> int:
-        """Hand out the least recently used free block; one must be free."""
+        """Take the least recently used free block; at least one must be free."""
         block, _ = self._free.popitem(last=False)
         self._references[block] = 1
         return block
@@ -44,7 +44,7 @@ class BlockPool:
         self._references[block] += 1
 
     def release(self, block: int, *, keep: bool) -> None:
-        """Let go of `block` once; with the last holder gone it is free, reused late if `keep`."""
+        """Drop one hold; without holders `block` is free, and is reused last if `keep`."""
         assert self._references[block] > 0, f"block {block} is freed twice"
         self._references[block] -= 1
         if not self._references[block]:
@@ -55,7 +55,7 @@ class BlockPool:
     def check(self) -> None:
         """Assert that exactly the blocks without holders are free."""
         unheld = {block for block, count in enumerate(self._references) if not count}
-        assert min(self._references) >= 0, "a block has fewer than no holders"
+        assert min(self._references) >= 0, "a block has a negative number of holders"
         assert unheld == self._free.keys(), (
             f"free list and counts differ: {unheld ^ self._free.keys()}"
         )

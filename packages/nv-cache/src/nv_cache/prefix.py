@@ -1,4 +1,4 @@
-"""What a block contains: the index from prefix names to blocks.
+"""The index from prefix names to the blocks that contain them.
 
 Owns the names under which a block can be found. Never knows whether a block is held or free.
 """
@@ -14,14 +14,14 @@ PART_BYTES = PART * TOKEN_BYTES
 class PrefixIndex:
     """Digest -> the blocks that begin with those tokens after that prefix.
 
-    A block is known by one digest for each 16 tokens it holds, shortest first, so whatever is found
+    A block has one digest per 16 tokens it holds, shortest first, so a block that is found
     by a long beginning is found by every shorter one. All copies of a prefix stay findable: one can
     be evicted and the others still hit.
     """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        # A name mostly has one block, kept as a plain number.
+        # Most names have one block, which is kept as a plain number.
         self._blocks: dict[bytes, int | OrderedDict[int, None]] = {}
         self._names: dict[int, list[bytes]] = {}
         self._parents: dict[int, bytes] = {}
@@ -32,7 +32,7 @@ class PrefixIndex:
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks can be found."""
+        """Count the blocks that can be found."""
         return len(self._names)
 
     def find_blocks(self, chain: HashChain, num_blocks: int) -> list[int]:
@@ -50,9 +50,9 @@ class PrefixIndex:
     def find_part(
         self, chain: HashChain, index: int, tokens: Sequence[int], num_wanted: int
     ) -> tuple[int, int] | None:
-        """Find the block that begins most like block `index` of `tokens[:num_wanted]`.
+        """Find the block that shares most first tokens with block `index` of `tokens[:num_wanted]`.
 
-        Searches by halving, which is sound as each block has all its shorter names too.
+        A binary search, which is correct because each block has all its shorter names too.
 
         Returns:
             (block, number of shared tokens, a multiple of 16 below block_size), or None.
@@ -74,12 +74,12 @@ class PrefixIndex:
         return best
 
     def add(self, block: int, chain: HashChain, index: int, packed: memoryview) -> bytes | None:
-        """Let `block`, the sequence's block `index`, be found by its tokens so far, `packed`.
+        """Make `block`, the sequence's block `index`, findable by its tokens so far, `packed`.
 
-        Names that it already has, as a shared block may, are kept.
+        Names that it already has are kept: a shared block may have some.
 
         Returns:
-            The full block's name if it became findable just now.
+            The full block's name if this call made it findable, else None.
         """
         parent = self._parents[block] = chain.parent(index)
         known = self._names.setdefault(block, [])
@@ -90,7 +90,7 @@ class PrefixIndex:
         if is_full and len(known) < num_names:
             names.append(chain.digests[index])
         known += names
-        if len(names) > 1 and self._blocks.keys().isdisjoint(names):  # mostly they are new
+        if len(names) > 1 and self._blocks.keys().isdisjoint(names):  # the usual case: all are new
             self._blocks.update(dict.fromkeys(names, block))
             is_new = True
         else:
@@ -99,7 +99,7 @@ class PrefixIndex:
         return names[-1] if is_full and is_new else None
 
     def remove(self, block: int) -> bytes | None:
-        """Forget `block`; returns its full name if no other block has that."""
+        """Remove `block`; returns its full name if no other block has that name."""
         del self._parents[block]
         names = self._names.pop(block)
         is_last = False

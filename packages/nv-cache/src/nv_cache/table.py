@@ -1,6 +1,6 @@
-"""What one sequence holds: its block table.
+"""The block table of one sequence.
 
-Owns nothing but the record; `BlockManager` writes it, everybody else reads.
+Only `BlockManager` writes it; all other code reads it.
 """
 
 from dataclasses import dataclass, field
@@ -28,9 +28,9 @@ class BlockTable:
     ids: list[int] = field(default_factory=list)
     """Block numbers, ceil(num_tokens / block_size) of them."""
     num_tokens: int = 0
-    """Tokens that there is room for: those found and those of every `extend`."""
+    """Tokens that the blocks have room for: those found, and those of every `extend`."""
     num_cached: int = 0
-    """Tokens that `match` found (or `fork` took over), copies included."""
+    """Tokens that `match` found (or `fork` shares), copies included."""
     num_published: int = 0
     """Tokens that this table has made findable or found in full blocks."""
     copies: list[Copy] = field(default_factory=list)
