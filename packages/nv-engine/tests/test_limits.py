@@ -173,7 +173,7 @@ class Failing:
     def __init__(self, at, where):
         self.at, self.where = at, where
 
-    def matcher(self):
+    def matcher(self, end_token_ids):
         return self
 
     def reset(self):
