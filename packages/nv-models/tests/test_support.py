@@ -166,7 +166,7 @@ def test_biases_of_gguf(gguf, tiny_checkpoint, paged_runner):
 
     model = load_model(gguf(change=add("gate", "up", "down")))
     assert model.config.mlp_bias
-    assert not model.config.attention_bias
+    assert not model.config.qkv_bias
     with pytest.raises(ValueError, match=r"biases at attn_q, .* none at attn_output, .* not supp"):
         resolve(gguf(change=add("q", "k", "v")))
     with pytest.raises(ValueError, match=r"biases at ffn_up and none at ffn_gate, ffn_down"):
