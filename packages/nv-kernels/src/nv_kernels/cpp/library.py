@@ -6,7 +6,9 @@ was made. Never passes a tensor.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -53,7 +55,7 @@ def _load() -> ctypes.CDLL | str:
     try:
         path = cache_path("kernels", f"{_fingerprint(compiler)}.so")
         if not path.exists():
-            _compile(compiler, path)
+            _make(compiler, path)
         loaded = ctypes.CDLL(str(path))
     except subprocess.CalledProcessError as error:
         return f"{' '.join(compiler)} failed: {error.stderr.strip()[-500:]}"
@@ -88,8 +90,20 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
 
 
+def _make(compiler: list[str], path: Path) -> None:
+    """Compile, unless another thread or process does so at this moment: then wait for its library.
+
+    Side by side they would take several times as long, each of them.
+    """
+    with path.with_suffix(".lock").open("w") as turn:
+        with contextlib.suppress(OSError):  # a file system without locks: all compile
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        if not path.exists():
+            _compile(compiler, path)
+
+
 def _compile(compiler: list[str], path: Path) -> None:
-    """Compile beside the target and move it there at once: others may be doing the same."""
+    """Compile beside the target and move it there at once: no other process finds half of it."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [*compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(made)]
