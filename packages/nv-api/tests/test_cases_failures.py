@@ -48,6 +48,7 @@ def test_a_tokenizer_that_is_code_alone_is_refused(own_tokenizer, monkeypatch):
     def ask(*_: object, **__: object) -> None:
         raise ValueError("contains custom code ... pass `trust_remote_code=True`")
 
+    (own_tokenizer / "tokenizer.json").rename(own_tokenizer / "vocab.txt")
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", ask)
     with pytest.raises(ValueError, match=REFUSAL):
         LLM(str(own_tokenizer), device="cpu", num_kvcache_blocks=4)
