@@ -7,6 +7,7 @@ from nv_engine.batch import Batch
 from nv_engine.config import EngineConfig
 from nv_engine.device.worker import Worker
 from nv_engine.executor.base import ModelFacts, Pending, facts_of
+from nv_engine.log import LOGGER
 
 
 class LocalExecutor:
@@ -15,6 +16,7 @@ class LocalExecutor:
     def __init__(self, config: EngineConfig) -> None:
         self._worker: Worker | None = Worker(config)
         self._facts = facts_of(self._worker)
+        LOGGER.info("ranks: 1, in this process")
 
     @property
     def facts(self) -> ModelFacts:

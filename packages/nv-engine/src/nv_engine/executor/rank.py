@@ -4,6 +4,7 @@ Owns that process's side of the connection: batches in, reports out. Never decid
 does not know who started it.
 """
 
+import logging
 import pickle
 import threading
 import time
@@ -26,6 +27,7 @@ from nv_engine.device import distributed
 from nv_engine.device.peers import open_peers
 from nv_engine.device.worker import choose_device
 from nv_engine.executor.base import ModelFacts, Pending, RankWorker, facts_of
+from nv_engine.log import forward
 
 PING = b""
 """The message that asks a rank for a sign of life; any other is a batch."""
@@ -60,7 +62,7 @@ class RankSpec(NamedTuple):
 class Report(NamedTuple):
     """What a rank tells whoever started it."""
 
-    stage: Literal["up", "ready", "alive", "result", "failed"]
+    stage: Literal["up", "log", "ready", "alive", "result", "failed"]
     text: str = ""
     """Of a failure: the traceback."""
     time: float = 0.0
@@ -72,6 +74,8 @@ class Report(NamedTuple):
     num_steps: int = 0
     """Of a sign of life: steps that it has run."""
     result: StepResult | None = None
+    record: logging.LogRecord | None = None
+    """Of a line of the log."""
 
 
 def build(spec: RankSpec, store: Store | None) -> RankWorker:
@@ -122,6 +126,8 @@ class _Served:
     def run(self, spec: RankSpec, store: Store | None) -> RankWorker:
         self._report(Report("up"))
         threading.Thread(target=self._read, daemon=True).start()
+        if spec.answers:
+            forward(lambda record: self._report(Report("log", record=record)))
         worker = build(spec, store)
         self._report(Report("ready", facts=facts_of(worker)))
         if spec.answers:

@@ -20,6 +20,7 @@ from nv_engine.executor.base import ModelFacts, Pending
 from nv_engine.executor.loss import DeviceLost
 from nv_engine.executor.ranks import POLL_SECONDS, Ranks
 from nv_engine.executor.sender import Sender, Ticket
+from nv_engine.log import LOGGER
 
 CLOSE_SECONDS = 3.0
 ASK_SECONDS = 1.0
@@ -70,6 +71,7 @@ class RankedExecutor:
             ranks.kill()
             self._stop()
             raise
+        LOGGER.info("ranks: %d (%s)", ranks.size, ", ".join(ranks.places))
 
     @property
     def facts(self) -> ModelFacts:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
 
 from nv_engine.executor.rank import PING, Report
+from nv_engine.log import receive
 
 if TYPE_CHECKING:
     from nv_engine.batch import StepResult
@@ -199,6 +200,8 @@ class Ranks:
         elif report.result is not None:
             self._num_results += 1
             self.results[self._num_results] = report.result
+        elif report.record is not None:
+            receive(report.record)
         elif report.stage == "failed":
             rank.failed, self._has_ended = report, True
         else:
