@@ -29,3 +29,17 @@ def test_generate_equals_transformers(checkpoint: Path) -> None:
                 ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
         assert output["token_ids"] == ids[start:]
         assert output["text"] == tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+def test_ids_past_the_tokenizers_are_not_drawn(tmp_path: Path) -> None:
+    """Of a padded vocabulary of 400 the tokenizer knows 258; without it every id is drawn."""
+    folder = make(tmp_path, vocab_size=400)
+    params = SamplingParams(temperature=50.0, max_tokens=60, ignore_eos=True, seed=1)
+    named = SamplingParams(allowed_token_ids=[300], max_tokens=2, ignore_eos=True)
+    with LLM(str(folder), device="cpu", max_model_len=128) as llm:
+        drawn, asked = llm.generate([[5, 6]] * 2, [params, named], use_tqdm=False)
+    assert max(drawn["token_ids"]) < 258
+    assert asked["token_ids"] == [300, 300]
+    with LLM(str(folder), device="cpu", max_model_len=128, skip_tokenizer_init=True) as llm:
+        (every,) = llm.generate([[5, 6]], params, use_tqdm=False)
+    assert max(every["token_ids"]) >= 258
