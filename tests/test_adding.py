@@ -44,6 +44,40 @@ with torch.inference_mode():
 torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
 print("equal")
 """
+OP = """
+import nv_kernels as nk
+import torch
+from nv_kernels.elementwise import triton_gelu
+
+torch.manual_seed(0)
+x = torch.randn(3, 2 * 1100)
+want = nk.reference.gelu_and_mul(x)
+assert torch.equal(nk.gelu_and_mul(x), want)
+torch.testing.assert_close(triton_gelu.gelu_and_mul(x), want)
+print("equal")
+"""
+BACKEND = """
+import nv_kernels as nk
+import torch
+from nv_engine import EngineConfig
+
+torch.manual_seed(0)
+shape = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 32, "block_size": 16}
+backend = nk.attention_backend("loop", device="cpu", dtype=torch.float32, **shape)
+kv = backend.kv_layout(8, torch.float32).allocate("cpu")
+kv.k.normal_()
+kv.v.normal_()
+metadata = nk.AttentionMetadata(  # two decode rows, the second empty, and a chunk after 17 tokens
+    query_start=torch.tensor([0, 1, 2, 7], dtype=torch.int32),
+    context_lens=torch.tensor([33, 0, 22], dtype=torch.int32),
+    block_tables=torch.tensor([[5, 2, 7], [0, 0, 0], [1, 3, 0]], dtype=torch.int32),
+    max_query_len=5, max_context_len=33, num_decodes=2,
+)
+q = torch.randn(7, 4, 32)
+got = backend.attend(q, kv, metadata, backend.plan(metadata), 0.2)
+torch.testing.assert_close(got, nk.reference.attention(q, kv, metadata, 0.2))
+print(backend.name, EngineConfig(model="demo", attention_backend="loop").attention_backend)
+"""
 
 
 def with_diffs(page: str, folder: Path) -> dict[str, str]:
@@ -73,3 +107,13 @@ def output_of(script: str, environment: dict[str, str], *arguments: object) -> s
 def test_qwen2_is_one_row(tmp_path):
     environment = with_diffs("add-a-model.md", tmp_path)
     assert output_of(QWEN2, environment, tmp_path / "checkpoint").splitlines()[-1] == "equal"
+
+
+def test_an_op_is_a_definition_and_a_version_that_is_compared_with_it(tmp_path):
+    environment = with_diffs("add-an-op.md", tmp_path) | {"TRITON_INTERPRET": "1"}
+    assert output_of(OP, environment) == "equal"
+
+
+def test_a_backend_is_a_file_and_its_name(tmp_path):
+    environment = with_diffs("add-a-backend.md", tmp_path)
+    assert output_of(BACKEND, environment) == "loop loop"

@@ -1,0 +1,60 @@
+"""The docs' links and file paths lead somewhere, and the map of the kernels has them all."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KERNELS = ROOT / "packages" / "nv-kernels" / "src" / "nv_kernels"
+FOLDERS = (".", "docs", "benchmarks", "packages/*")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md"))
+SOURCES = [ROOT, ROOT / "packages", *ROOT.glob("packages/*/src"), *ROOT.glob("packages/*/src/*")]
+PLACES = [
+    *SOURCES,
+    *ROOT.glob("packages/*"),
+    ROOT / "benchmarks",
+    ROOT / "benchmarks" / "results",
+    ROOT / "benchmarks" / "results" / "h200",
+    KERNELS / "cache",
+    KERNELS / "linear",
+    ROOT / "packages" / "nv-engine" / "src" / "nv_engine" / "executor",
+]
+A_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|json|cpp|h|toml|svg)|[\w-]+\.json)`")
+OF_A_MODEL = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+
+
+def prose(page):
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors(page):
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_and_paths_resolve(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if link.startswith(("http:", "https:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page if not path else page.parent / path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+    for path in set(A_PATH.findall(prose(page))) - OF_A_MODEL:
+        if "…" not in path and not path.endswith("index.json"):
+            assert any((place / path).exists() for place in [*PLACES, page.parent]), path
+
+
+def test_the_map_of_the_kernels_has_every_file_with_a_kernel():
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    for path in KERNELS.rglob("*.py"):
+        if re.search(r"^@(triton|gluon)\.jit", path.read_text(), re.MULTILINE):
+            assert f"`{path.relative_to(KERNELS)}`" in text, path
+
+
+def test_every_page_is_in_the_index():
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in ROOT.glob("docs/*.md"):
+        assert page.name == "README.md" or f"]({page.name})" in index, page.name
