@@ -1,4 +1,4 @@
-"""Steps of attention to test: ragged lengths over shuffled blocks, the cache laid out as asked."""
+"""Steps of attention to test: ragged lengths, shuffled blocks, a cache of any layout."""
 
 from dataclasses import dataclass
 
@@ -45,8 +45,7 @@ def step(
         padding: query rows past the last sequence's.
         bounds: max_query_len and max_context_len, where they exceed the exact ones.
 
-    The pool's unused slots hold NaN where the dtype has one that matters: a kernel that reads
-    them shows it.
+    The pool's unused slots hold NaN if the dtype has one: it reveals a kernel that reads them.
     """
     generator = torch.Generator().manual_seed(seed)
     num_q_heads, num_kv_heads = heads

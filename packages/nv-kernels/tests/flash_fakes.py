@@ -1,7 +1,7 @@
 """The two FlashAttention packages as their documentation describes them, computed with torch.
 
-They insist on what the kernels insist on: int32 tensors, strides, page sizes, host bounds that
-hold. Rows that the kernels leave unwritten are NaN.
+They check what the kernels require: int32 tensors, strides, block sizes, host bounds that hold.
+Rows that the kernels do not write are NaN.
 """
 
 from types import ModuleType
@@ -12,21 +12,21 @@ from torch.nn.functional import scaled_dot_product_attention
 FLASH2_PAGE = 256
 
 
-def attend(q, k_pages, v_pages, *, starts, lengths, table, longest, scale):
-    """Causal attention of packed q [T, Hq, D], aligned to the bottom right, over pages."""
+def attend(q, k_blocks, v_blocks, *, starts, lengths, table, longest, scale):
+    """Causal attention of packed q [T, Hq, D], aligned to the bottom right, over cache blocks."""
     for index in (starts, lengths, table):
         assert index.dtype == torch.int32
-    assert table.stride(-1) == q.stride(-1) == k_pages.stride(-1) == v_pages.stride(-1) == 1
+    assert table.stride(-1) == q.stride(-1) == k_blocks.stride(-1) == v_blocks.stride(-1) == 1
     assert starts.shape[0] == lengths.shape[0] + 1 == table.shape[0] + 1
     out = torch.full(q.shape, float("nan"), dtype=q.dtype, device=q.device)
-    page = k_pages.shape[1]
+    block_size = k_blocks.shape[1]
     for row, length in enumerate(lengths.tolist()):
         first, end = starts[row].item(), starts[row + 1].item()
         assert end - first <= longest
-        assert length <= page * table.shape[1]
-        pages = table[row, : -(-length // page)].long()
-        k = k_pages[pages].flatten(0, 1)[:length].float()
-        v = v_pages[pages].flatten(0, 1)[:length].float()
+        assert length <= block_size * table.shape[1]
+        blocks = table[row, : -(-length // block_size)].long()
+        k = k_blocks[blocks].flatten(0, 1)[:length].float()
+        v = v_blocks[blocks].flatten(0, 1)[:length].float()
         if not length:
             out[first:end] = 0
             continue

@@ -1,4 +1,4 @@
-"""How the flash_attn backend calls its packages, on stand-ins that compute; and what it refuses."""
+"""The flash_attn backend's calls of its packages, with fakes that compute, and its errors."""
 
 import sys
 from dataclasses import replace
@@ -19,7 +19,7 @@ SHAPE = AttentionShape(torch.device("cpu"), torch.bfloat16, 4, 2, 64, 256)
 
 @pytest.fixture
 def only(monkeypatch):
-    """Say which of the packages can be imported, whatever is installed."""
+    """Choose which of the packages can be imported, whatever is installed."""
 
     def have(*names):
         for name, make in MODULES.items():
@@ -74,7 +74,7 @@ def test_no_sequences_at_all(only):
 
 
 def test_queries_that_are_a_view_of_more(only):
-    """The engine's queries are part of a wider tensor: only D is contiguous."""
+    """The engine's queries are a view of a wider tensor: only D is contiguous."""
     only("flash_attn_interface")
     case = step(DECODES + CHUNKS, device="cpu")
     wider = torch.cat([case.q, case.q], 1)[:, : case.q.shape[1]]
@@ -116,7 +116,7 @@ def test_selected_by_name_on_a_card(only, monkeypatch):
     assert (layout.order, layout.block_size, layout.num_blocks) == ("NHD", 16, 3)
 
 
-def test_without_a_package_it_says_what_to_install(only):
+def test_without_a_package_the_error_names_what_to_install(only):
     only()
     with pytest.raises(ValueError, match="flash_attn") as caught:
         FlashAttention(SHAPE, "a test")
@@ -131,7 +131,7 @@ def test_without_a_package_it_says_what_to_install(only):
         assert words in text
 
 
-def test_flash_attention_3_alone_does_not_serve_other_cards(only, monkeypatch):
+def test_flash_attention_3_alone_does_not_run_on_other_cards(only, monkeypatch):
     only("flash_attn_interface")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     with pytest.raises(ValueError, match=r"for Hopper cards \(9.x\), not 8.x; flash_attn cannot"):
@@ -141,10 +141,10 @@ def test_flash_attention_3_alone_does_not_serve_other_cards(only, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"dtype": torch.float32}, "bfloat16 or float16, not torch.float32"),
-        ({"head_dim": 68}, "head_dim 68"),
-        ({"head_dim": 264}, "head_dim 264"),
-        ({"block_size": 64}, "block_size 64 is not a multiple of 256"),
+        ({"dtype": torch.float32}, "dtype is torch.float32: .* takes bfloat16 or float16"),
+        ({"head_dim": 68}, "head_dim is 68"),
+        ({"head_dim": 264}, "head_dim is 264"),
+        ({"block_size": 64}, "block_size is 64: FlashAttention-2 needs a multiple of 256"),
     ],
 )
 def test_refuses_what_it_cannot_do(only, change, words):
@@ -156,11 +156,13 @@ def test_refuses_what_it_cannot_do(only, change, words):
 def test_refuses_an_old_card(only, monkeypatch):
     only("flash_attn")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 5))
-    with pytest.raises(ValueError, match=r"8.0 or more, not 7.5; use 'triton'"):
+    with pytest.raises(ValueError, match=r"is 7.5: .* needs 8.0 or more; use 'triton'"):
         FlashAttention(replace(SHAPE, device=torch.device("cuda")), "a test")
 
 
 def test_refuses_an_fp8_cache(only):
     only("flash_attn_interface")
-    with pytest.raises(ValueError, match="float8_e4m3fn; use 'triton'"):
+    with pytest.raises(
+        ValueError, match=r"is torch.float8_e4m3fn: .* torch.bfloat16; use 'triton'"
+    ):
         FlashAttention(SHAPE, "a test").kv_layout(2, torch.float8_e4m3fn)

@@ -76,7 +76,7 @@ def test_queries_that_are_a_view_of_more():
 
 @pytest.mark.parametrize("rows", [DECODES, DECODES + CHUNKS])
 def test_a_captured_step_reads_lengths_on_the_device(rows):
-    """One graph over plan and two layers, replayed with other lengths, tables and padding."""
+    """One graph of a plan and two layers, replayed with other lengths, tables and padding."""
     captured = build(rows, bounds=(1024, 4096))
     backend = FlashAttention(captured.shape, "a test")
 

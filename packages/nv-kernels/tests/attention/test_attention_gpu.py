@@ -1,7 +1,7 @@
-"""Every backend of a card on every shape that it takes, against the definition.
+"""Every backend of a card on every shape that it supports, against the definition.
 
-Marked gpu. Prompts of mixed lengths, decode rows and chunks; the compiled backends take each
-head_dim once with each group over the dtypes, as each pair is another kernel.
+Marked gpu. Prompts of mixed lengths, decode rows and chunks. The compiled backends run each pair of
+head_dim and group in one dtype only, because each pair compiles another kernel.
 """
 
 import importlib.util
@@ -64,7 +64,7 @@ def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
             dtype=DTYPES[dtype],
             order=backend.kv_layout(1, DTYPES[dtype]).order,
         )
-        if name == "flash_attn":  # which reads whole blocks: an engine's pool holds no NaN
+        if name == "flash_attn":  # it reads whole blocks; an engine's pool holds no NaN
             for part in (case.kv.k, case.kv.v):
                 part.nan_to_num_()
         plan = backend.plan(case.metadata)

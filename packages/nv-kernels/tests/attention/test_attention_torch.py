@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
-# (query_len, context_len) a sequence; one-query rows come first, as in a step.
+# (query_len, context_len) per sequence; one-query rows come first, as in a step.
 RAGGED = {
     "one": [(1, 1)],
     "empty rows": [(1, 0), (1, 5), (0, 0), (1, 0)],
@@ -149,7 +149,7 @@ def test_empty_rows_are_zero(backend_for):
         assert bool((rows == 0).all()) == (context == 0)
 
 
-def test_padding_rows_behind_the_last_sequence_are_zero(backend_for):
+def test_padding_rows_after_the_last_sequence_are_zero(backend_for):
     backend = backend_for(torch.float32)
     q, kv, metadata = paged(backend, [(1, 5), (3, 4)], torch.float32)
     q = torch.cat((q, torch.randn(2, *q.shape[1:])))
@@ -171,7 +171,7 @@ def test_groups_are_few_and_consecutive_blocks_are_not_copied():
 
 
 def assert_aligned(mask):
-    """As a CUDA kernel of SDPA reads a mask: 16 bytes at once, from strides torch need not copy."""
+    """Whether SDPA's CUDA kernel can read a mask: 16 bytes at once, at strides torch accepts."""
     assert mask.data_ptr() % 16 == 0
     assert mask.stride(-1) == 1
     assert all(stride % ALIGNMENT == 0 for stride in mask.stride()[:-1])
@@ -249,13 +249,13 @@ def some_rows(metadata, rows):
         (torch.float32, None, (4, 2), 80, 256),
         (torch.bfloat16, None, (4, 4), 128, 64),
         (torch.bfloat16, torch.float8_e4m3fn, (8, 1), 16, 32),
-        (torch.float32, None, (6, 2), 10, 16),  # no compiled kernel has this
+        (torch.float32, None, (6, 2), 10, 16),  # no compiled kernel supports this
     ],
 )
 def test_a_token_s_bits_do_not_depend_on_the_step(
     dtype, kv_dtype, heads, head_dim, block_size, num_threads
 ):
-    """Each token alone, in batches, and in chunks of any length gets what it gets in one prompt."""
+    """A token alone, in a batch and in a chunk of any length has the bits it has in one prompt."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     backend = backend_of("batch_invariant", dtype, *heads, head_dim, block_size)

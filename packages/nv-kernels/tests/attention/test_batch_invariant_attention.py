@@ -1,4 +1,4 @@
-"""Batch-invariant attention on a card and in the interpreter: true, and bitwise the same."""
+"""Batch-invariant attention on a card and in the interpreter: correct, and bitwise equal."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def check(rows, **options):
 
 
 def as_other_step(case, rows):
-    """The same sequences, of which other last tokens are queries: (query_len, context_len).
+    """The same sequences with other numbers of query tokens: (query_len, context_len).
 
     Row i must end where row i of the case ends, or earlier.
     """
@@ -58,7 +58,7 @@ def as_other_step(case, rows):
 
 
 def check_invariance(contexts, **options):
-    """Each token of each sequence, computed in several kinds of step, has the same bits."""
+    """Assert that each token of each sequence has the same bits in several kinds of step."""
     whole = step([(context, context) for context in contexts], device=DEVICE, **options)
     expected = attend(whole).split(contexts)
     torch.manual_seed(1)
@@ -73,7 +73,7 @@ def check_invariance(contexts, **options):
         actual = attend(case).split([row[0] for row in rows])
         for got, want, (queries, end) in zip(actual, expected, rows, strict=True):
             assert torch.equal(got, want[end - queries : end]), (trial, queries, end)
-    for index, context in enumerate(contexts):  # alone, which spreads the splits
+    for index, context in enumerate(contexts):  # one row alone, whose splits are spread
         table = whole.metadata.block_tables[index : index + 1]
         first = sum(contexts[:index])
         for end in {1, (context + 1) // 2, context}:
@@ -162,9 +162,9 @@ def test_long_rows(block_size, fp8, heads):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"head_dim": 72}, "head_dim 72"),
-        ({"num_q_heads": 34}, "34 query heads"),
-        ({"block_size": 48}, "block_size 48"),
+        ({"head_dim": 72}, "head_dim is 72"),
+        ({"num_q_heads": 34}, "query heads per kv head is 34"),
+        ({"block_size": 48}, "block_size is 48"),
     ],
 )
 def test_refuses_what_it_cannot_do(change, words):
@@ -210,7 +210,7 @@ def test_compiles_ahead_of_time(head_dim, group, block_size, dtype, fp8, capabil
         "SPLIT": tiles.split, "PDL": capability >= 90,
     }  # fmt: skip
     constants = shared | {
-        "PAGE": block_size, "BLOCK_M": tiles.rows, "TILE": tiles.keys, "STAGES": tiles.stages,
+        "BLOCK_SIZE": block_size, "BLOCK_M": tiles.rows, "TILE": tiles.keys, "STAGES": tiles.stages,
         "Q_TOKEN": 8 * group * head_dim, "Q_HEAD": head_dim, "KV_BLOCK": block_size * 8 * width,
         "KV_TOKEN": 8 * width, "KV_HEAD": width, "FP8": fp8,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Keys that are on their way before the queries, and before the kernel that writes the newest."""
+"""Keys that are loaded before the queries, and before the kernel that writes the newest ends."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_the_order_changes_no_bit(options, count, monkeypatch):
 @pytest.mark.parametrize("contexts", [(1, 64, 65, 300), (1000,) * 40], ids=len)
 @pytest.mark.parametrize("fp8", [False, True])
 def test_the_newest_key_is_waited_for(contexts, fp8, monkeypatch):
-    """Layers in a stream, each writing its newest keys and attending, as if one by one."""
+    """Layers in one stream write their newest keys and attend, as if each waited for the last."""
     case = step([(1, n) for n in contexts], device="cuda", heads=(16, 8), head_dim=128, fp8=fp8)
     shape, rows = case.shape, len(contexts)
     lengths = case.metadata.context_lens.long()

@@ -18,7 +18,7 @@ def attend(case):
     plan = backend.plan(case.metadata)
     first = backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
     assert first.isfinite().all()
-    # A second layer finds counters at rest and gets bitwise the same.
+    # A second layer finds the counters at 0 and computes the same bits.
     second = backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
     assert torch.equal(first, second), (first.float() - second.float()).abs().amax((1, 2))
     return first
@@ -38,16 +38,18 @@ def test_under_the_interpreter():
 @pytest.mark.parametrize(
     ("rows", "context", "longest", "expected"),
     [
-        (16, 8230, 8230, {129: 1}),  # a third of 129 tiles each would be a second round
+        # With 129 tiles each, a third piece per row would start a second round.
+        (16, 8230, 8230, {129: 1}),
         (16, 2000, 2000, {32: 1}),
         (16, 200, 200, {4: 1}),
-        (16, 200, 32768, {4: 1, 35: 15}),  # one row of many tiles: not a piece of 512, nor of 64
+        # One long row: neither a piece of 512 tiles nor pieces of 64.
+        (16, 200, 32768, {4: 1, 35: 15}),
         (16, 640, 1600, {10: 1, 9: 3}),  # the long row is cut to a program's share, 11 tiles
-        (16, 640, 832, {10: 1, 13: 1}),  # not so a row of a third more than the others
+        (16, 640, 832, {10: 1, 13: 1}),  # a row only a third longer than the others is not
     ],
 )
 def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
-    """On a card of 8 processors 32 pieces are counted on to run at once, and 64 tiles are large."""
+    """8 processors are assumed to run 32 pieces at once; 64 tiles are a large piece."""
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 8)
     shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 4, 2, 128, 256)
     lengths = [longest] + [context] * (rows - 1)
@@ -65,7 +67,7 @@ def test_how_rows_are_cut(rows, context, longest, expected, monkeypatch):
     [(200, [1] * 7), (1024, [4] * 8), (1000, [4] * 8), (4096, [8] * 16), (32768, [8] * 128)],
 )
 def test_longer_pieces_rather_than_rounds_of_merging(context, expected, monkeypatch):
-    """Eight partials of eight heads are merged at a time; a card of 132 has room for 198 pieces."""
+    """Eight partials of eight heads are merged at a time; 132 processors run 198 pieces."""
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
     shape = AttentionShape(torch.device(DEVICE), torch.bfloat16, 16, 2, 128, 256)
     plan, pieces = cut(shape, [context])
@@ -74,7 +76,7 @@ def test_longer_pieces_rather_than_rounds_of_merging(context, expected, monkeypa
 
 
 def cut(shape, contexts):
-    """Plan decode rows; give the plan and each item's pieces in tiles, which must lie in a row."""
+    """Plan decode rows; return the plan and each item's pieces in tiles, which must be adjacent."""
     rows, longest = len(contexts), max(contexts)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
     tables = torch.zeros(rows, longest // 256 + 1, dtype=torch.int32, device=DEVICE)
@@ -127,7 +129,7 @@ def test_queries_that_lie_in_a_larger_tensor(order):
 
 @on_device
 def test_e4m3_by_the_conversion_of_newer_cards(monkeypatch):
-    """The interpreter converts as those cards do; on one of them it is what runs anyway."""
+    """The interpreter converts as those cards do; on such a card this is the default."""
     monkeypatch.setattr(triton_backend, "converts_fp8", lambda q: True)
     check(DECODES, fp8=True)
     check([(1, 70), (1, 0)], fp8=True, head_dim=80, dtype=torch.float16)
@@ -136,7 +138,7 @@ def test_e4m3_by_the_conversion_of_newer_cards(monkeypatch):
 @on_device
 @pytest.mark.parametrize("rising", [True, False])
 def test_rounds_of_merging(rising, monkeypatch):
-    """Two partials at a time, of keys that weigh ever more, or ever less."""
+    """Two partials at a time, with keys of rising or falling weights."""
     plain = settings.decode_settings
 
     def two_at_a_time(shape, num_rows):
@@ -190,9 +192,9 @@ def test_many_pieces_of_one_row():
     ("change", "words"),
     [
         ({"dtype": torch.float32}, "float32"),
-        ({"head_dim": 72}, "head_dim 72"),
-        ({"num_q_heads": 34}, "34"),
-        ({"block_size": 48}, "block_size 48"),
+        ({"head_dim": 72}, "head_dim is 72"),
+        ({"num_q_heads": 34}, "query heads per kv head is 34"),
+        ({"block_size": 48}, "block_size is 48"),
     ],
 )
 def test_refuses_what_it_cannot_do(change, words):
@@ -241,7 +243,7 @@ def test_one_very_long_row_beside_many_short():
 @on_card
 @pytest.mark.skipif(INTERPRETING, reason="graphs need a card")
 def test_a_captured_step_reads_lengths_on_the_device():
-    """One graph over plan and two layers, replayed with other lengths, tables and padding."""
+    """One graph of a plan and two layers, replayed with other lengths, tables and padding."""
     rows = [(1, 900), (1, 1100), (1, 200), (200, 1200), (64, 64)]
     captured = step(rows, device=DEVICE, heads=(8, 4), head_dim=128, bounds=(512, 4096))
     backend = TritonAttention(captured.shape, "a test")

@@ -1,4 +1,4 @@
-"""Every attention kernel compiled for cards that are not there: it fits, and hardly any spills."""
+"""Every attention kernel compiles for absent cards, fits, and spills few registers or none."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from nv_kernels.cache.triton_write import store_kv_kernel
 
 pytestmark = pytest.mark.skipif(INTERPRETING, reason="compiles")
 KV_HEADS = 8
-# head_dim, group, block_size, fp8, capability: each value of each once, the usual ones often.
+# head_dim, group, block_size, fp8, capability: each value occurs once, the usual ones often.
 CASES = [
     (128, 2, 256, False, 80),
     (128, 2, 256, False, 90),
@@ -31,7 +31,7 @@ CASES = [
     (96, 4, 128, True, 100),
     (256, 16, 64, False, 90),
 ]
-# 16 columns of queries, masked or wide over small blocks: a few registers too many, SPILLED bytes.
+# 16 query columns, masked or wide with small blocks, need a few registers more: SPILLED bytes.
 SPILLED = 80
 WIDE = [(96, 12, 64, False, 90), (80, 16, 16, False, 90), (256, 9, 16, False, 90)]
 
@@ -48,7 +48,7 @@ def strides(head_dim, group, block_size, fp8):
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "DIM": triton.next_power_of_2(head_dim),
-        "PAGE": block_size,
+        "BLOCK_SIZE": block_size,
         "Q_TOKEN": group * KV_HEADS * head_dim,
         "Q_HEAD": head_dim,
         "KV_BLOCK": block_size * KV_HEADS * width,
@@ -99,7 +99,7 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
     )  # fmt: skip
     is_wide = (head_dim, group, block_size, fp8, capability) in WIDE
     assert_fits(kernel, capability, spilled=SPILLED if is_wide else 0)
-    # Triton pipelines the loop, or silently does not: then there is one buffer less.
+    # If Triton silently does not pipeline the loop, there is one buffer less.
     width = 2 * (triton.next_power_of_2(head_dim) // (2 if fp8 else 1))
     assert kernel.shared >= 2 * (stages - 1) * chosen.tile * width
     assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90)
@@ -134,7 +134,9 @@ def test_hopper_prefill(head_dim, group, block_size):
     types |= {"k_desc": described, "v_desc": described}
     del types["k_ptr"], types["v_ptr"]
     full = strides(head_dim, group, block_size, fp8=False)
-    constants = {name: full[name] for name in ("GROUP", "HEAD_DIM", "PAGE", "Q_TOKEN", "Q_HEAD")}
+    constants = {
+        name: full[name] for name in ("GROUP", "HEAD_DIM", "BLOCK_SIZE", "Q_TOKEN", "Q_HEAD")
+    }
     constants |= {"NUM_KV_HEADS": KV_HEADS, "BLOCK_N": chosen.block_n, "STAGES": chosen.stages}
     kernel = compiled(prefill_hopper_kernel, types, constants, 90, num_warps=chosen.warps)
     assert_fits(kernel, 90)
@@ -142,7 +144,7 @@ def test_hopper_prefill(head_dim, group, block_size):
 
 
 def assert_holds(kernel, capability):
-    """Attention, which reads before its wait what this kernel writes, starts when it has ended."""
+    """Attention reads this kernel's writes before its wait, so it must not start early."""
     assert_fits(kernel, capability)
     assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90)
     assert "launch_dependents" not in kernel.ptx
@@ -156,7 +158,7 @@ def test_plans(rows, capability):
         "block_tables_ptr": "*i32", "counters_ptr": "*i32", "table_stride": "i32",
         "num_pieces": "i32", "num_resident": "i32",
     }  # fmt: skip
-    constants = {"ROWS": rows, "TILE": 64, "PAGE": 256, "NUM_KV_HEADS": KV_HEADS}
+    constants = {"ROWS": rows, "TILE": 64, "BLOCK_SIZE": 256, "NUM_KV_HEADS": KV_HEADS}
     constants |= {"MERGE": 8, "MAX_TILES": 32, "CHUNK": 128, "CUT_UNEVEN": True}
     assert_holds(compiled(decode_plan_kernel, decode, constants, capability), capability)
     prefill = types | {"query_start_ptr": "*i32", "first_row": "i32"}
@@ -168,7 +170,7 @@ def test_plans(rows, capability):
 @pytest.mark.parametrize("fp8", [False, True])
 def test_writes(fp8, capability):
     cache = "*u8" if fp8 else "*bf16"
-    place = {"PAGE": 256, "KV_BLOCK": 256 * 1024, "KV_TOKEN": 1024, "KV_HEAD": 128}
+    place = {"BLOCK_SIZE": 256, "KV_BLOCK": 256 * 1024, "KV_TOKEN": 1024, "KV_HEAD": 128}
     types = dict.fromkeys(("x_ptr", "q_weight_ptr", "k_weight_ptr", "out_ptr"), "*bf16")
     types |= {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32"}
     types |= {"k_ptr": cache, "v_ptr": cache, "num_tokens": "i32", "plane": "i32"}
@@ -192,6 +194,6 @@ def test_writes(fp8, capability):
 def test_copies(capability):
     types = {"k_ptr": "*i16", "v_ptr": "*i16", "sources_ptr": "*i64"}
     types |= {"destinations_ptr": "*i64", "num_tokens_ptr": "*i64"}
-    constants = {"WIDTH": 128, "WIDE": 128, "PAGE": 256, "TOKENS": 16}
+    constants = {"WIDTH": 128, "WIDE": 128, "BLOCK_SIZE": 256, "TOKENS": 16}
     constants |= {"KV_BLOCK": 256 * 1024, "KV_TOKEN": 1024, "KV_HEAD": 128}
     assert_holds(compiled(copy_blocks_kernel, types, constants, capability), capability)

@@ -34,7 +34,7 @@ def test_every_token_that_a_chunk_sees_is_copied(block_size, num_heads, head_dim
     widen_kv(keys, values, metadata, out_k, out_v, tables)
     for row, (_, context) in enumerate(rows):
         num_blocks = -(-context // block_size) if row >= 2 else 0
-        assert tables[row, num_blocks:].eq(-1).all()  # a row that decodes has none
+        assert tables[row, num_blocks:].eq(-1).all()  # a decode row has no copy
         for block in range(num_blocks):
             count = min(block_size, context - block * block_size)
             source, target = metadata.block_tables[row, block].item(), tables[row, block].item()
@@ -47,7 +47,7 @@ def test_every_token_that_a_chunk_sees_is_copied(block_size, num_heads, head_dim
 
 @on_device
 def test_too_many_blocks_are_refused(monkeypatch):
-    """The buffer is there all the same: an engine measures memory at such a step."""
+    """The buffer is allocated nevertheless: an engine measures memory at such a step."""
     case = step([(2, 130), (3, 3)], device=DEVICE, heads=(2, 1), fp8=True, bounds=(3, 192))
     backend = TritonAttention(case.shape, "a test")
     keys, values = case.kv.k.view(torch.int16), case.kv.v.view(torch.int16)
@@ -72,7 +72,7 @@ def test_compiles_ahead_of_time(capability):
         "width": "i32",
     }  # fmt: skip
     constants = {
-        "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "PAIRS": 64, "PAGE": 256, "TILE": 64,
+        "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "PAIRS": 64, "BLOCK_SIZE": 256, "TILE": 64,
         "KV_BLOCK": 131072, "KV_TOKEN": 64, "KV_HEAD": 16384, "PDL": capability >= 90,
     }  # fmt: skip
     pointers = [name for name in types if name.endswith("ptr")]

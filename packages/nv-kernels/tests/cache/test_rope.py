@@ -33,7 +33,7 @@ def test_rope_rotates_pairs_of_halves(head_dim, dtype, index):
     positions = torch.tensor([0, 1, 99, 1, 50], dtype=index)
     cos_sin = table(100, head_dim)
     out = nk.apply_rope(x, positions, cos_sin)
-    assert torch.equal(out[0], x[0])  # position 0 turns nothing
+    assert torch.equal(out[0], x[0])  # position 0 rotates by no angle
     first, second = x.double().chunk(2, -1)
     cos, sin = cos_sin[positions.long()].double()[:, None].chunk(2, -1)
     turned = torch.complex(first, second) * torch.complex(cos, sin)

@@ -40,7 +40,7 @@ def slots(count, total=160 * 16, skip=True):
 
 
 def close(actual, expected):
-    """Equal up to two units in the last place.
+    """Assert equality up to two units in the last place.
 
     The sum of squares is added in another order, which may move the norm's rounding by a unit,
     and each later rounding may add to it; near a cancellation of the rotation the unit is that of
@@ -107,7 +107,7 @@ def test_apply_rope(dtype, head_dim):
 def test_store_kv(dtype, order):
     ours, theirs = caches(dtype, 96, 3, order)
     source = torch.float16 if dtype == FP8 else dtype
-    packed = draw(9, 8, 96, dtype=source) * 300  # beyond e4m3's range after the scale
+    packed = draw(9, 8, 96, dtype=source) * 300  # outside e4m3's range after scaling
     k, v = packed[:, 1:4], packed[:, 4:7]
     store_kv.store_kv(k, v, ours, slots(9).int())
     reference.store_kv(k, v, theirs, slots(9).int())

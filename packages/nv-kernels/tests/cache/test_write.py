@@ -21,7 +21,7 @@ def test_store_writes_its_slots_and_nothing_else(order, index):
         assert torch.equal(cache.flatten(0, 1), expected)
 
 
-def test_store_of_nothing():
+def test_store_of_no_tokens():
     kv = nk.KVLayout(1, 16, 2, 8, torch.float32, "NHD").allocate("cpu")
     nothing = torch.empty(0, 2, 8)
     nk.store_kv(nothing, nothing, kv, torch.empty(0, dtype=torch.int64))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn import functional
 
-from nv_kernels.attention.tiling import KEYS, Batch, cut, piece_tokens
+from nv_kernels.attention.tiling import KEYS, TileBatch, cut, run_tokens
 from nv_kernels.cache.layout import KVLayout, as_bytes
 from nv_kernels.linear.heights import LEAST_OUTPUTS, TALL, agreeing_heights
 
@@ -28,18 +28,18 @@ ROWS = (TALL, 32, 16, 8)
 
 
 class Scratch:
-    """Memory for gathered tiles, kept: fresh pages cost a CPU more than the copy into them."""
+    """Memory for gathered tiles. It is kept: on a CPU, new pages cost more than the copy itself."""
 
     def __init__(self) -> None:
         self._bytes: dict[str, torch.Tensor] = {}
 
     def get(self, purpose: str, num_rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-        """Give [num_rows, width] of undefined values, which share memory with the last of theirs.
+        """Return undefined values [num_rows, width], in the same memory at each call of a purpose.
 
         Args:
-            purpose: whose memory.
+            purpose: the name of the memory.
             num_rows: rows.
-            width: of a row.
+            width: elements per row.
             dtype: of the values.
         """
         size = num_rows * width * dtype.itemsize
@@ -50,14 +50,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Tiling:
-    """What `plan` hands to `attend`.
+    """The plan of a step.
 
     Attributes:
         batches: of the step's query tiles.
-        is_whole: every query row is in one of them.
+        is_whole: True if every query row is in a batch.
     """
 
-    batches: list[Batch]
+    batches: list[TileBatch]
     is_whole: bool
 
 
@@ -81,7 +81,7 @@ class BatchInvariantTorchAttention:
     scratch: Scratch = field(default_factory=Scratch, repr=False)
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Lay the tokens of a head side by side: a tile is gathered by pieces of many tokens."""
+        """Store the tokens of a head side by side: a tile is gathered in runs of many tokens."""
         shape = self.shape
         return KVLayout(
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
@@ -102,17 +102,17 @@ class BatchInvariantTorchAttention:
         plan: Tiling,
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
             q: [T, Hq, D].
             kv: a cache of this backend's layout.
             metadata: the step's.
-            plan: what `plan` made of it.
+            plan: what `plan` returned for it.
             scale: multiplies q.k.
 
         Returns:
-            [T, Hq, D] in q's dtype; rows that see nothing are 0.
+            [T, Hq, D] in q's dtype; rows without keys are 0.
         """
         whole = plan.is_whole and int(metadata.query_start[-1]) == q.shape[0]
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
@@ -123,7 +123,7 @@ class BatchInvariantTorchAttention:
 
 
 def _attend(
-    q: torch.Tensor, batch: Batch, kv: KVCache, scratch: Scratch, *, scale: float
+    q: torch.Tensor, batch: TileBatch, kv: KVCache, scratch: Scratch, *, scale: float
 ) -> torch.Tensor:
     """Attend a batch of items: q [I, tokens, Hq, D] -> [N, Hq, D] fp32, the real tokens."""
     items, tokens, num_q_heads, dim = q.shape
@@ -148,15 +148,15 @@ def _attend(
 
 
 def _widened(v: torch.Tensor) -> torch.Tensor:
-    """Values [..., D], with zeros up to the fewest outputs whose order of summation is known."""
+    """Pad values [..., D] with zeros to LEAST_OUTPUTS, from where the order of sums is known."""
     missing = LEAST_OUTPUTS - v.shape[-1]
-    return functional.pad(v, (0, missing)) if missing > 0 else v  # which would be a copy
+    return functional.pad(v, (0, missing)) if missing > 0 else v  # functional.pad always copies
 
 
 def _over_tiles(
     x: torch.Tensor, counts: tuple[int, ...], combine: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """Combine what the tiles of an item have, in order: [F, …] -> [I, …]."""
+    """Combine the values of an item's tiles in order: [F, …] -> [I, …]."""
     total = x[: counts[0]]
     if len(counts) > 1:
         total = total.clone()
@@ -167,17 +167,18 @@ def _over_tiles(
     return total
 
 
-def _gather(cache: torch.Tensor, batch: Batch, scratch: Scratch) -> torch.Tensor:
-    """Read tiles of [num_blocks, block_size, Hkv, D] as [F Hkv, KEYS, D] fp32, until the next.
+def _gather(cache: torch.Tensor, batch: TileBatch, scratch: Scratch) -> torch.Tensor:
+    """Read tiles of [num_blocks, block_size, Hkv, D] as [F Hkv, KEYS, D] fp32.
 
-    What lies past a sequence's last token may be a NaN, and becomes 0.
+    The next call overwrites the result. Values past a sequence's last token may be NaN; they become
+    0.
     """
     dim = cache.shape[3]
     by_head = cache.transpose(1, 2)  # [num_blocks, Hkv, block_size, D], contiguous
-    by_piece = by_head.view(-1, piece_tokens(cache.shape[1]) * dim)  # fails on a foreign layout
-    by_piece = as_bytes(by_piece)
-    found = scratch.get("gathered", batch.pieces.shape[0], by_piece.shape[1], by_piece.dtype)
-    torch.index_select(by_piece, 0, batch.pieces, out=found)
+    by_run = by_head.view(-1, run_tokens(cache.shape[1]) * dim)  # raises for another layout
+    by_run = as_bytes(by_run)
+    found = scratch.get("gathered", batch.runs.shape[0], by_run.shape[1], by_run.dtype)
+    torch.index_select(by_run, 0, batch.runs, out=found)
     if cache.dtype != torch.float32:
         single = scratch.get("fp32", found.shape[0], found.shape[1], torch.float32)
         found = single.copy_(found.view(cache.dtype))
@@ -187,7 +188,7 @@ def _gather(cache: torch.Tensor, batch: Batch, scratch: Scratch) -> torch.Tensor
 
 @cache
 def _heights(head_dim: int, num_threads: int) -> tuple[int, ...]:
-    """Measure which R give the same bits in both products; TALL among them, or alone."""
+    """Measure which R give the same bits in both products; the result always contains TALL."""
     del num_threads  # the library's kernel depends on it
     generator = torch.Generator("cpu").manual_seed(2)
     tile = torch.randn(1, KEYS, head_dim, generator=generator, dtype=torch.float32, device="cpu")

@@ -1,8 +1,8 @@
 """The causal masks of a step, as slices of one tensor.
 
 Owns how they lie in memory. A CUDA kernel of `scaled_dot_product_attention` reads 16 bytes of a
-mask at once: torch checks the strides that this needs and not the address, and a slice that starts
-elsewhere ends the process's CUDA context ("misaligned address").
+mask at once: torch checks the strides for that, but not the address, and a slice at an
+unaligned address destroys the process's CUDA context ("misaligned address").
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 ALIGNMENT = 16
-"""Elements: rows of a mask start at multiples of it, which are 32 bytes in 16 bits."""
+"""In elements: each row of a mask starts at a multiple of it (32 bytes in a 16-bit dtype)."""
 
 
 def aligned_width(num_keys: int) -> int:
@@ -40,10 +40,10 @@ class CausalMask:
         return cls(values.masked_fill_(hidden, float("-inf")))
 
     def of_last(self, num_queries: int, num_keys: int) -> torch.Tensor:
-        """Give the mask [num_queries, num_keys] of the last queries over the keys they may see.
+        """Return the mask [num_queries, num_keys] of the last queries over the keys they may see.
 
-        A row and a column further up and left the same mask stands again, so the slice moves along
-        the diagonal to where its first column is aligned.
+        The same mask starts one row up and one column to the left, so the slice moves along the
+        diagonal until its first column is aligned.
         """
         rows, width = self.values.shape
         moved = (width - num_keys) % ALIGNMENT

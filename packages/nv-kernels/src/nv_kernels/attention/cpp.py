@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
     from nv_kernels.cache.layout import KVCache
 
-LANES = 16  # head_dim is a multiple of
+LANES = 16  # head_dim must be a multiple of this
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Tables:
 
 @dataclass(frozen=True)
 class CPUAttention:
-    """Built for one shape; stateless.
+    """The `cpu` backend for one shape; stateless.
 
     Attributes:
         shape: what it was built for.
         reason: why it was picked.
-        name: "cpu", or "batch_invariant" where it was asked for as that.
+        name: "cpu", or "batch_invariant" if the caller asked for that name.
 
     Raises:
         ValueError: a shape or a machine that has no kernel.
@@ -58,26 +58,26 @@ class CPUAttention:
     name: str = "cpu"
 
     def __post_init__(self) -> None:
-        """Refuse what there is no kernel for."""
+        """Raise ValueError for a shape or a machine without a kernel."""
         shape = self.shape
         if kernel("attention", shape.dtype, shape.dtype) is None:
-            why = why_not() or f"it is written for fp32 and bf16, not {shape.dtype}"
+            why = why_not() or f"dtype is {shape.dtype}: it must be torch.float32 or torch.bfloat16"
             raise ValueError(f"attention backend 'cpu': {why}; or use 'torch'")
         if shape.head_dim % LANES:
             raise ValueError(
-                f"attention backend 'cpu' needs a head_dim that is a multiple of {LANES}, "
-                f"not {shape.head_dim}; use 'torch'"
+                f"head_dim is {shape.head_dim}: attention backend 'cpu' needs a multiple of "
+                f"{LANES}; use 'torch'"
             )
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Lay a head's tokens of a block one after the other, as they are read."""
+        """Store a head's tokens of a block side by side, in the order in which they are read."""
         shape = self.shape
         return KVLayout(
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
         )
 
     def plan(self, metadata: AttentionMetadata) -> Tables:
-        """Make sure of the tables' type, once for all layers."""
+        """Convert the tables to contiguous int32, once for all layers."""
         return Tables(
             metadata.query_start.int().contiguous(),
             metadata.context_lens.int().contiguous(),
@@ -92,17 +92,17 @@ class CPUAttention:
         plan: Tables,
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
             q: [T, Hq, D].
             kv: a cache of q's dtype or fp8, of any layout.
             metadata: the step's.
-            plan: what `plan` made of it.
+            plan: what `plan` returned for it.
             scale: multiplies q.k.
 
         Returns:
-            [T, Hq, D] in q's dtype; rows that see nothing are 0.
+            [T, Hq, D] in q's dtype; rows without keys are 0.
         """
         call = kernel("attention", q.dtype, kv.k.dtype)
         assert call is not None, f"no kernel for {q.dtype} over {kv.k.dtype}"

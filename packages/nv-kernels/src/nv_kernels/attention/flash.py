@@ -1,12 +1,12 @@
 """Attention over paged keys and values with the FlashAttention packages: `flash_attn`.
 
-Owns how a step is split: decode rows are one call of one query each, which cuts long contexts over
-the card, chunk rows another over cumulative lengths. Never reads a length on the host, so a step
-can be captured in a CUDA graph, and never calls a package itself: `flash_packages` does.
+Owns how a step is split: decode rows are one call with one query each, which spreads long contexts
+over the card; chunk rows are another call, with cumulative lengths. Never reads a length on the
+host, so a CUDA graph can capture a step. Never calls a package itself: `flash_packages` does.
 
-The packages give zeros to a sequence without a context, and do not write query rows of no
-sequence. Their launches are not Triton's: `compile_ahead` does not hold them back, and inside it
-lengths and tables are undefined, so a step must not run there.
+The packages write zeros for a sequence without a context, and do not write query rows that belong
+to no sequence. Triton does not launch them, so `compile_ahead` does not suppress them; lengths and
+tables are undefined inside it, so a step must not run there.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class FlashPlan:
     """A step's two calls.
 
     Attributes:
-        decodes: rows of one query, None without any.
-        chunks: the others, None without any.
+        decodes: rows with one query; None if there are none.
+        chunks: the other rows; None if there are none.
     """
 
     decodes: Rows | None
@@ -48,7 +48,7 @@ class FlashAttention:
         shape: what it was built for.
         reason: why it was picked, and which package it uses.
         name: "flash_attn".
-        package: what it calls.
+        package: the package that it calls.
     """
 
     is_capturable: ClassVar[bool] = True
@@ -60,18 +60,18 @@ class FlashAttention:
     package: Package = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Find a package and check what it cannot do.
+        """Find a package that supports this shape.
 
         Raises:
-            ValueError: no package can be imported, or a dtype, head_dim, block size or card that
-                the one found does not take.
+            ValueError: no package can be imported, or the one found does not support the
+                dtype, head_dim, block size or card.
         """
         package = find(self.shape)
         object.__setattr__(self, "package", package)
         object.__setattr__(self, "reason", f"{self.reason}; {package.title}")
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Lay a token's heads side by side, as both packages read them.
+        """Store a token's heads side by side, as both packages read them.
 
         Raises:
             ValueError: a dtype other than the queries'.
@@ -79,8 +79,8 @@ class FlashAttention:
         shape = self.shape
         if dtype != shape.dtype:
             raise ValueError(
-                f"attention backend 'flash_attn' keeps keys and values in the queries' dtype "
-                f"{shape.dtype}, not {dtype}; use 'triton' for an fp8 cache"
+                f"KV cache dtype is {dtype}: 'flash_attn' needs that of the queries, "
+                f"{shape.dtype}; use 'triton' for an fp8 cache"
             )
         return KVLayout(
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "NHD"
@@ -112,17 +112,17 @@ class FlashAttention:
         plan: FlashPlan,
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
             q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i.
             kv: a cache of this backend's layout, finite everywhere.
             metadata: the step's.
-            plan: what `plan` made of it.
+            plan: what `plan` returned for it.
             scale: multiplies q.k.
 
         Returns:
-            [T, Hq, D] in q's dtype; rows that see nothing are 0.
+            [T, Hq, D] in q's dtype; rows without keys are 0.
         """
         assert kv.k_scale == kv.v_scale == 1.0
         count = metadata.num_decodes

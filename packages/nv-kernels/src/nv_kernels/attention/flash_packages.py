@@ -1,10 +1,10 @@
-"""The FlashAttention packages: which one is there, what it takes, how it is called.
+"""The FlashAttention packages: which one is installed, what it supports, how it is called.
 
-Owns their names and arguments. Never splits a step, and imports nothing before it is asked to.
+Owns their names and arguments. Never splits a step, and imports a package only in `find`.
 
-FlashAttention-3 (Shah et al. 2024) is taken where it is installed and the card is a Hopper, else
-FlashAttention-2 (Dao 2023). Version 3 reads whole blocks: what lies behind a sequence's last token
-must be finite, as it is in a pool of `KVLayout.allocate`.
+FlashAttention-3 (Shah et al. 2024) is used if it is installed and the card is a Hopper, else
+FlashAttention-2 (Dao 2023). Version 3 reads whole blocks: the cache after a sequence's last token
+must be finite, as `KVLayout.allocate` leaves it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Rows:
 
     Attributes:
         context_lens: [N] int32.
-        block_tables: [N, W] int32, no wider than the bound on the contexts asks for: the packages
-            take the width for the longest context when they cut the work.
+        block_tables: [N, W] int32, no wider than the bound on the contexts needs: the packages take
+            the width as the longest context when they divide the work.
     """
 
     context_lens: torch.Tensor
@@ -70,10 +70,10 @@ class Package(Protocol):
         """The version, and what is imported."""
 
     def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
-        """Attend one query a sequence: q [N, Hq, D]."""
+        """Attend one query per sequence: q [N, Hq, D]."""
 
     def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
-        """Attend packed queries: q [T, Hq, D]; rows past the last sequence's are arbitrary."""
+        """Attend packed queries: q [T, Hq, D]; rows after the last sequence's are undefined."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Flash3:
 
     Attributes:
         module: `flash_attn_interface`.
-        title: for the reason.
+        title: the package's name in `reason`.
     """
 
     module: Any
@@ -114,7 +114,7 @@ class Flash2:
 
     Attributes:
         module: `flash_attn`.
-        title: for the reason.
+        title: the package's name in `reason`.
     """
 
     module: Any
@@ -142,14 +142,14 @@ class Flash2:
 
 
 def _decode(
-    module: Any,  # noqa: ANN401  a package that may not be there
+    module: Any,  # noqa: ANN401  an optional package
     q: torch.Tensor,
     kv: KVCache,
     rows: Rows,
     scale: float,
     **tables: torch.Tensor,
 ) -> torch.Tensor:
-    """Attend one query a sequence; the versions differ in the tables' name alone."""
+    """Attend one query per sequence; the versions differ only in the tables' name."""
     lens = rows.context_lens
     out: torch.Tensor = module.flash_attn_with_kvcache(
         q[:, None], kv.k, kv.v, cache_seqlens=lens, softmax_scale=scale, causal=True, **tables
@@ -158,30 +158,30 @@ def _decode(
 
 
 def _check_heads(shape: AttentionShape) -> None:
-    """Check what no version does."""
+    """Raise for heads and dtypes that no version supports."""
     if shape.dtype not in DTYPES:
         raise ValueError(
-            f"attention backend 'flash_attn' takes bfloat16 or float16, not {shape.dtype}; use "
-            "'torch' there"
+            f"dtype is {shape.dtype}: attention backend 'flash_attn' takes bfloat16 or float16; "
+            "use 'torch'"
         )
     if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % HEAD_DIM_MULTIPLE:
         raise ValueError(
-            f"head_dim {shape.head_dim} is not one that attention backend 'flash_attn' takes, a "
-            f"multiple of {HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}; use 'torch' there"
+            f"head_dim is {shape.head_dim}: attention backend 'flash_attn' needs a multiple of "
+            f"{HEAD_DIM_MULTIPLE} up to {MAX_HEAD_DIM}; use 'torch'"
         )
 
 
 def find(shape: AttentionShape) -> Package:
-    """Pick the newest version that can be imported and knows the card.
+    """Pick the newest version that can be imported and supports the card.
 
     Args:
-        shape: what it will be called with.
+        shape: the attention to compute.
 
     Returns:
         The package.
 
     Raises:
-        ValueError: none can be imported, or the one found does not take the dtype, head_dim,
+        ValueError: none can be imported, or the one found does not support the dtype, head_dim,
             block size or card.
     """
     _check_heads(shape)
@@ -204,12 +204,12 @@ def find(shape: AttentionShape) -> Package:
         ) from error
     if capability[0] < 8:
         raise ValueError(
-            f"attention backend 'flash_attn' needs a card of compute capability 8.0 or more, not "
-            f"{capability[0]}.{capability[1]}; use 'triton'"
+            f"compute capability is {capability[0]}.{capability[1]}: attention backend "
+            "'flash_attn' needs 8.0 or more; use 'triton'"
         )
     if shape.block_size % FLASH2_BLOCK_MULTIPLE:
         raise ValueError(
-            f"block_size {shape.block_size} is not a multiple of {FLASH2_BLOCK_MULTIPLE}, which "
-            f"FlashAttention-2 asks for ({'; '.join(missing)}); use such a block size, or 'triton'"
+            f"block_size is {shape.block_size}: FlashAttention-2 needs a multiple of "
+            f"{FLASH2_BLOCK_MULTIPLE} ({'; '.join(missing)}); use such a block size, or 'triton'"
         )
     return Flash2(module)

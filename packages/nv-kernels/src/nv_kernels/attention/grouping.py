@@ -3,10 +3,10 @@
 Owns the index tensors and masks of a step, made once and shared by all layers. Never touches
 keys or values.
 
-Sequences with one query are batched with others of like length: a group is padded to its longest
-member, and a padded place points at the sequence's own first token, so that nothing of another
-sequence, not even a NaN, is ever read. A call a sequence would pay for short contexts with calls,
-one batch of all for mixed ones with padding; groups pay for neither.
+Sequences with one query are grouped with others of similar length. A group is padded to its longest
+member, and a padded place points at the sequence's own first token, so that values of another
+sequence, which may be NaN, are never read. One call per sequence would cost too many calls for
+short contexts; one call for all sequences would cost too much padding for mixed lengths.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from nv_kernels.attention.causal_mask import CausalMask, aligned_width
 if TYPE_CHECKING:
     from nv_kernels.attention.metadata import AttentionMetadata
 
-MAX_GROUP_TOKENS = 4096  # keys of a group, padding included: what stays near the core
-MAX_GROUP_PADDING = 512  # padded keys that cost about what one more group costs
-MAX_TILE_QUERIES = 256  # queries of a chunk that share a call, and thus a mask
+MAX_GROUP_TOKENS = 4096  # keys of a group, padding included: they fit the core's cache
+MAX_GROUP_PADDING = 512  # padded keys that cost about as much as one more group
+MAX_TILE_QUERIES = 256  # queries of a chunk per call, which share a mask
 
 
 @dataclass(frozen=True)
-class Decodes:
-    """Sequences with one query each.
+class DecodeGroup:
+    """Sequences with one query each, attended in one call.
 
     Attributes:
         rows: where their queries lie in `Grouping.rows`; N of them.
-        num_tokens: C, keys a sequence, padding included.
-        slots: [N * C] of the cache, or a slice of it for one sequence in consecutive blocks.
-        mask: [N, 1, 1, C], 0 or -inf, each row aligned (`causal_mask`); None where nothing is
-            padded.
+        num_tokens: C, keys per sequence, padding included.
+        slots: [N * C] cache slots, or a slice of them for one sequence in consecutive blocks.
+        mask: [N, 1, 1, C], 0 or -inf, each row aligned (`causal_mask`); None without
+            padding.
     """
 
     rows: slice
@@ -45,13 +45,13 @@ class Decodes:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """One sequence with several queries, the last of its context.
+class PromptChunk:
+    """One sequence with several queries, which are the last tokens of its context.
 
     Attributes:
         rows: where its queries lie in `Grouping.rows`.
-        slots: [C] of the cache, or a slice of it where the blocks are consecutive.
-        mask: the step's, for all its chunks.
+        slots: [C] cache slots, or a slice of them where the blocks are consecutive.
+        mask: the step's mask, which all its chunks share.
     """
 
     rows: slice
@@ -64,15 +64,15 @@ class Grouping:
     """A step, grouped.
 
     Attributes:
-        rows: [Q] query rows that see anything, in the order of the groups; None: the first Q,
-            as they come.
+        rows: [Q] query rows that have keys, in the order of the groups; None: the first Q rows,
+            in their own order.
         decodes: groups of sequences with one query.
         chunks: the other sequences.
     """
 
     rows: torch.Tensor | None
-    decodes: tuple[Decodes, ...]
-    chunks: tuple[Chunk, ...]
+    decodes: tuple[DecodeGroup, ...]
+    chunks: tuple[PromptChunk, ...]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def group(metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> G
 
     Args:
         metadata: the step's.
-        block_size: tokens a block.
+        block_size: tokens per block.
         dtype: of the masks: the queries'.
 
     Returns:
@@ -103,12 +103,12 @@ def group(metadata: AttentionMetadata, block_size: int, dtype: torch.dtype) -> G
     for members in _split(singles):
         rows = _append(order, members)
         slots, padding = _padded(members, tables, block_size, dtype)
-        decodes.append(Decodes(rows, max(s.context_len for s in members), slots, padding))
+        decodes.append(DecodeGroup(rows, max(s.context_len for s in members), slots, padding))
     mask = _causal_mask(longer, dtype, tables.device)
     for sequence in longer:
         rows = _append(order, [sequence])
         slots = _slots(sequence, tables, block_size)
-        chunks.append(Chunk(rows, slots, mask))
+        chunks.append(PromptChunk(rows, slots, mask))
     rows_of_groups = None
     if order != list(range(int(metadata.query_start[-1]))):
         rows_of_groups = torch.tensor(order, dtype=torch.int64, device=tables.device)
@@ -133,7 +133,7 @@ def _append(order: list[int], members: list[_Sequence]) -> slice:
 
 
 def _split(sequences: list[_Sequence]) -> list[list[_Sequence]]:
-    """Cut sequences, longest first, where padding or size would outweigh one more call."""
+    """Split sequences, longest first, where padding or size would cost more than another call."""
     groups: list[list[_Sequence]] = []
     padding = 0
     for sequence in sequences:
@@ -172,7 +172,7 @@ def _padded(
 
 
 def _slots(sequence: _Sequence, tables: torch.Tensor, block_size: int) -> torch.Tensor | slice:
-    """Return where a sequence's C keys lie: a slice, which needs no copy, if they are adjacent."""
+    """Return the slots of a sequence's C keys; a slice, if they are adjacent."""
     num_blocks = -(-sequence.context_len // block_size)
     blocks = tables[sequence.index, :num_blocks].long()
     if num_blocks == 1 or bool((blocks.diff() == 1).all()):
@@ -186,7 +186,7 @@ def _slots(sequence: _Sequence, tables: torch.Tensor, block_size: int) -> torch.
 def _causal_mask(
     sequences: list[_Sequence], dtype: torch.dtype, device: torch.device
 ) -> CausalMask:
-    """Make the mask that a step's chunks share."""
+    """Make the mask that all chunks of a step share."""
     tile = min(MAX_TILE_QUERIES, max((s.query_len for s in sequences), default=0))
     width = max((s.context_len for s in sequences), default=0)
     return CausalMask.make(tile, width, dtype, device)

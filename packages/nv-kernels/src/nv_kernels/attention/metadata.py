@@ -1,7 +1,4 @@
-"""What attention is told: the shape it is built for, and what a step is.
-
-Owns both records. Never computes.
-"""
+"""The arguments of attention: the shape a backend is built for, and the description of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What a backend is built for.
+    """The shape of attention that a backend is built for.
 
     Attributes:
         device: where the tensors live.
@@ -22,7 +19,7 @@ class AttentionShape:
         num_q_heads: Hq of this rank, a multiple of num_kv_heads.
         num_kv_heads: Hkv of this rank.
         head_dim: D.
-        block_size: tokens a block.
+        block_size: tokens per block.
     """
 
     device: torch.device
@@ -39,7 +36,7 @@ class AttentionMetadata:
 
     Attributes:
         query_start: [S+1] int32; sequence i owns query rows query_start[i] to query_start[i+1].
-        context_lens: [S] int32, this step's tokens included; 0: an empty row, whose output is 0.
+        context_lens: [S] int32, this step's tokens included; 0 for an empty row, whose output is 0.
         block_tables: [S, W] int32; entries past a sequence's last block are never read.
         max_query_len: host bound on the query lengths (a bucket's, not the exact value).
         max_context_len: host bound on the context lengths.

@@ -1,7 +1,4 @@
-"""What an attention backend must offer.
-
-Owns the protocol. Never computes.
-"""
+"""The protocol of an attention backend."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ class AttentionBackend(Protocol):
 
     @property
     def name(self) -> str:
-        """The name `attention_backend` knows it by."""
+        """Its name in `attention_backend`."""
 
     @property
     def reason(self) -> str:
-        """Why it was picked, one sentence."""
+        """Why it was picked, in one sentence."""
 
     @property
     def is_capturable(self) -> bool:
@@ -37,7 +34,7 @@ class AttentionBackend(Protocol):
         """True if `compile_ahead` can compile its kernels before a step launches them."""
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Say how a layer's cache must lie in memory.
+        """Return the layout that a layer's cache must have.
 
         Args:
             num_blocks: blocks in the pool.
@@ -45,7 +42,7 @@ class AttentionBackend(Protocol):
         """
 
     def plan(self, metadata: AttentionMetadata) -> Any:  # noqa: ANN401  each backend's own type
-        """Prepare a step, once for all layers. Opaque to callers, handed back to `attend`."""
+        """Prepare a step, once for all layers. Callers pass the result to `attend` unread."""
 
     def attend(
         self,
@@ -55,15 +52,16 @@ class AttentionBackend(Protocol):
         plan: Any,  # noqa: ANN401  each backend's own type
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
             q: [T, Hq, D].
-            kv: the layer's cache, this step's tokens already stored. On a card a decode row's keys
-                and values but its newest may be read before the kernel ahead has ended: an earlier
-                step has stored them, or `store_kv` or `copy_blocks`, which let nothing start early.
+            kv: the layer's cache, with this step's tokens stored. On a card, the keys and values of
+                a decode row, except its newest, may be read before the previous kernel has ended:
+                an earlier step must have stored them, or `store_kv` or `copy_blocks`, which never
+                let the next kernel start early.
             metadata: the step's.
-            plan: what `plan` made of this metadata.
+            plan: what `plan` returned for this metadata.
             scale: multiplies q.k.
 
         Returns:

@@ -1,7 +1,7 @@
 """Causal attention over paged keys and values, one sequence at a time.
 
-Owns the truth that backends are tested against: float64 inside, no batching, no tricks.
-Never meant for a hot path: `nv_kernels.attention.torch` is the CPU's.
+The definition that backends are tested against: float64 inside, without batching. It is slow;
+`nv_kernels.attention.torch` computes the same fast in torch.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 def attention(
     q: torch.Tensor, kv: KVCache, metadata: AttentionMetadata, scale: float
 ) -> torch.Tensor:
-    """Let each query see its own sequence up to itself.
+    """Attend each query to the keys of its own sequence, up to its own position.
 
     Args:
         q: [T, Hq, D].
-        kv: the layer's cache, this step's tokens already stored.
+        kv: the layer's cache, with this step's tokens stored.
         metadata: which queries and blocks belong to which sequence.
         scale: multiplies q.k.
 
     Returns:
-        [T, Hq, D] in q's dtype. Row i of a sequence sees context_len - query_len + i + 1 tokens;
-        rows of no sequence, and of one with context_len 0, are 0.
+        [T, Hq, D] in q's dtype. Row i of a sequence attends to context_len - query_len + i + 1
+        tokens; rows that belong to no sequence, or to one with context_len 0, are 0.
     """
     out = torch.zeros_like(q)
     block_size = kv.k.shape[1]

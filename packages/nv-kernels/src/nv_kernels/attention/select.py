@@ -1,6 +1,7 @@
-"""Picks an attention backend by name, or by what the machine offers.
+"""Picks an attention backend by name, or by device.
 
-Owns the list of backends: adding one is a file and a line. Never imports one that is not asked for.
+Owns the list of backends: a new one is a file and a line here. Never imports a backend that is not
+used.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def attention_backend(
         num_q_heads: Hq of this rank.
         num_kv_heads: Hkv of this rank.
         head_dim: D.
-        block_size: tokens a block.
+        block_size: tokens per block.
 
     Returns:
         The backend; its `.reason` says why it was picked.
@@ -65,7 +66,7 @@ def attention_backend(
     """
     if name != "auto" and name not in BACKENDS:
         choices = ", ".join(("auto", *BACKENDS))
-        raise ValueError(f"attention backend {name!r} is unknown; choose one of {choices}")
+        raise ValueError(f"attention backend is {name!r}: it must be one of {choices}")
     sizes = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads}
     sizes |= {"head_dim": head_dim, "block_size": block_size}
     for what, size in sizes.items():
@@ -77,14 +78,14 @@ def attention_backend(
         )
     if num_q_heads % num_kv_heads:
         raise ValueError(
-            f"num_q_heads {num_q_heads} is not a multiple of num_kv_heads {num_kv_heads}; "
-            "give both as one rank holds them"
+            f"num_q_heads is {num_q_heads}: it must be a multiple of num_kv_heads, {num_kv_heads}; "
+            "both count the heads of one rank"
         )
     device = torch.device(device)
     if ONLY_ON.get(name, device.type) != device.type:
         raise ValueError(
-            f"attention backend {name!r} needs a {ONLY_ON[name]} device, not {device.type!r}; "
-            "use 'torch' or 'auto' there"
+            f"device is {device.type!r}: attention backend {name!r} needs a {ONLY_ON[name]} "
+            "device; use 'torch' or 'auto'"
         )
     shape = AttentionShape(device, dtype, num_q_heads, num_kv_heads, head_dim, block_size)
     if name == "auto":
@@ -93,17 +94,19 @@ def attention_backend(
 
 
 def _automatic(shape: AttentionShape) -> AttentionBackend:
-    """Pick the device's own kernels, or say why not."""
+    """Pick the device's own kernels; if they do not take the shape, the reason names the cause."""
     device = shape.device.type
     own = {"cuda": "triton", "cpu": "cpu"}.get(device)
-    reason = f"auto: the device is {device!r}, which the others cannot use"
+    reason = f"auto: the device is {device!r}, and only 'torch' runs there"
     if own is not None:
         try:
             return _build(own, f"auto: the device is {device!r}", shape)
-        except (ValueError, NotImplementedError) as error:  # what it was not written for
+        except (ValueError, NotImplementedError) as error:  # the kernels do not support the shape
             reason = f"auto: {error}"
     if device == "cpu" and shape.dtype == torch.float32:
-        return _build("batch_invariant", f"{reason}; fp32 is exact in any batch", shape)
+        return _build(
+            "batch_invariant", f"{reason}; in fp32 its bits do not depend on the batch", shape
+        )
     return _build("torch", reason, shape)
 
 
@@ -115,8 +118,8 @@ def _build(name: str, reason: str, shape: AttentionShape) -> AttentionBackend:
         module, cls = BATCH_INVARIANT_ON_A_CARD
     if name == "batch_invariant" and shape.device.type == "cpu":
         try:
-            return _load(*BACKENDS["cpu"], shape, reason, name)  # it computes each row alone
-        except ValueError:  # a machine or a shape without a C++ kernel: torch's ops take any
+            return _load(*BACKENDS["cpu"], shape, reason, name)  # which computes each row alone
+        except ValueError:  # without a C++ kernel for the machine or the shape, use torch's ops
             pass
     return _load(module, cls, shape, reason)
 

@@ -4,9 +4,11 @@ Owns the index tensors and masks of a step, made once and shared by all layers. 
 or values.
 
 An item is a query tile of one sequence: one token, or up to TALL rows of a chunk. Its keys are
-tiles of KEYS tokens at absolute positions. Items with the same number of rows are batched, those
-with more tiles first, and the tiles of a batch are ordered by their place in the sequence, then by
-item: the tiles at one place are a slice, of the first items.
+tiles of KEYS tokens at absolute positions. Items with the same number of rows form a batch, those
+with more tiles first. The tiles of a batch are ordered by their place in the sequence, then by
+item, so that the tiles at one place are a slice and belong to the first items.
+
+A run is the largest number of tokens that lie together both in a block and in a tile.
 """
 
 from __future__ import annotations
@@ -25,22 +27,23 @@ if TYPE_CHECKING:
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
 
 KEYS = 128
-MAX_SCORES = 2**20  # of a batch: what stays near the core
+MAX_SCORES = 2**20  # of a batch: they fit the core's cache
 
 
 @dataclass(frozen=True)
-class Batch:
+class TileBatch:
     """Items that are computed together: I of them, of R rows each, with F tiles of keys in all.
 
     Attributes:
         num_rows: R.
-        query_rows: [I, tokens] rows of q; the last one repeated where an item has fewer.
-        kept: [N] places among the I * tokens that are real.
-        out_rows: [N] where their outputs go.
-        item_of_tile: [F].
-        counts: items that have a tile at each place of the sequence.
-        pieces: [F * Hkv * KEYS / piece] of the cache, cut into pieces of one head.
-        mask: [F, 1, R, KEYS], R 1 where items have one token: 0, or -inf for what is hidden.
+        query_rows: [I, tokens] rows of q; an item with fewer tokens repeats its last row.
+        kept: [N] places among the I * tokens that are not such repetitions.
+        out_rows: [N] rows of the output that they write.
+        item_of_tile: [F] the item that each tile belongs to.
+        counts: for each place in the sequence, the number of items that have a tile there.
+        runs: [F * Hkv * KEYS / run tokens] runs of the cache, each of one head.
+        mask: [F, 1, R, KEYS], R 1 where items have one token: 0, or -inf for keys that the row must
+            not see.
         absent: [A] rows among the gathered [F * Hkv * KEYS]: keys past the item's last.
     """
 
@@ -50,7 +53,7 @@ class Batch:
     out_rows: torch.Tensor
     item_of_tile: torch.Tensor
     counts: tuple[int, ...]
-    pieces: torch.Tensor
+    runs: torch.Tensor
     mask: torch.Tensor
     absent: torch.Tensor
 
@@ -58,29 +61,29 @@ class Batch:
 @dataclass(frozen=True)
 class _Item:
     row: int  # of the block table
-    query: int  # its first row of q
+    query: int  # first row of q
     num_tokens: int
-    seen: int  # keys that its last token sees
+    seen: int  # keys that the last token attends to
 
     @property
     def num_tiles(self) -> int:
         return -(-self.seen // KEYS)
 
 
-def piece_tokens(block_size: int) -> int:
-    """Tokens of a piece: what lies together both in a block and in a tile."""
+def run_tokens(block_size: int) -> int:
+    """Return the tokens of a run."""
     return gcd(block_size, KEYS)
 
 
 def cut(
     metadata: AttentionMetadata, shape: AttentionShape, few_rows: int
-) -> tuple[list[Batch], bool]:
+) -> tuple[list[TileBatch], bool]:
     """Cut a step. Reads the metadata on the host.
 
     Args:
         metadata: the step's.
         shape: of attention.
-        few_rows: rows of an item of one token; of others TALL.
+        few_rows: rows of an item with one token; other items have TALL rows.
 
     Returns:
         The batches, and whether every query row belongs to one.
@@ -124,7 +127,7 @@ def _parts(items: list[_Item], num_rows: int, shape: AttentionShape) -> Iterator
 
 def _batch(
     items: list[_Item], tokens: int, num_rows: int, tables: torch.Tensor, shape: AttentionShape
-) -> Batch:
+) -> TileBatch:
     device = tables.device
     query, used, seen, row = torch.tensor(
         [(item.query, item.num_tokens, item.seen, item.row) for item in items], device=device
@@ -144,38 +147,38 @@ def _batch(
     visible = ((seen - used)[:, None] + token_of_row + 1)[item]  # [F, R]
     mask = torch.zeros(keys.shape[0], 1, rows.shape[0], KEYS, device=device)
     mask.masked_fill_(keys[:, None, None] >= visible[:, None, :, None], float("-inf"))
-    return Batch(
+    return TileBatch(
         num_rows=num_rows,
         query_rows=query_rows,
         kept=kept,
         out_rows=query_rows.flatten()[kept],
         item_of_tile=item,
         counts=tuple(there.sum(1).tolist()),
-        pieces=_pieces(place, row[item], seen[item], tables, shape),
+        runs=_runs(place, row[item], seen[item], tables, shape),
         mask=mask,
         absent=past.flatten().nonzero()[:, 0],
     )
 
 
-def _pieces(
+def _runs(
     place: torch.Tensor,
     row: torch.Tensor,
     seen: torch.Tensor,
     tables: torch.Tensor,
     shape: AttentionShape,
 ) -> torch.Tensor:
-    """Number the pieces of tiles [F]: tile by tile, then head by head.
+    """Number the runs of tiles [F]: tile by tile, then head by head.
 
-    A piece past the sequence's last token is the sequence's first: nothing of another sequence is
-    read but what follows the last token in its own block.
+    A run past the sequence's last token is replaced by the sequence's first run, so that blocks of
+    other sequences are never read. Only the rest of the last token's own block is.
     """
-    size = piece_tokens(shape.block_size)
+    size = run_tokens(shape.block_size)
     device = tables.device
-    position = place[:, None] * KEYS + torch.arange(0, KEYS, size, device=device)  # [F, pieces]
+    position = place[:, None] * KEYS + torch.arange(0, KEYS, size, device=device)  # [F, runs]
     position = torch.where(position < seen[:, None], position, 0)
     block = tables[row[:, None], position // shape.block_size].long()
     head = torch.arange(shape.num_kv_heads, device=device)[:, None]
     per_block = shape.block_size // size
     within = (position % shape.block_size) // size
-    first = (block[:, None] * shape.num_kv_heads + head) * per_block  # [F, Hkv, pieces]
+    first = (block[:, None] * shape.num_kv_heads + head) * per_block  # [F, Hkv, runs]
     return (first + within[:, None]).flatten()

@@ -1,12 +1,12 @@
 """Attention over paged keys and values with torch's own operations: the CPU's hot path.
 
-Owns how few calls a layer takes: one gather of keys, one of values and one
-scaled_dot_product_attention a group of sequences. Never loops over tokens.
+A layer needs one gather of keys, one of values and one scaled_dot_product_attention per group of
+sequences. There is no loop over tokens.
 
-Keys and values lie token by token ("NHD"): a gathered token is one copy of Hkv * D elements, and
-consecutive blocks are one slice that needs no copy. On two AVX-512 cores "HND" was no faster in
-any shape tried. The queries of a kv head are packed as rows of one matrix, which beat
-`enable_gqa` in all but small bf16 groups.
+Keys and values are stored token by token ("NHD"): a gathered token is one copy of Hkv * D elements,
+and consecutive blocks are one slice that needs no copy. On two AVX-512 cores "HND" was not faster
+for any measured shape. The queries of a kv head are packed as rows of one matrix, which was faster
+than `enable_gqa` except for small bf16 groups.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nv_kernels.attention.grouping import MAX_TILE_QUERIES, Grouping, group
 from nv_kernels.cache.layout import KVLayout, as_bytes
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.grouping import Chunk, Decodes
+    from nv_kernels.attention.grouping import DecodeGroup, PromptChunk
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
     from nv_kernels.cache.layout import KVCache
 
@@ -44,7 +44,7 @@ class TorchAttention:
     name: str = "torch"
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Lay a token's heads side by side."""
+        """Store a token's heads side by side."""
         shape = self.shape
         return KVLayout(
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "NHD"
@@ -62,20 +62,22 @@ class TorchAttention:
         plan: Grouping,
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
             q: [T, Hq, D].
             kv: a cache of this backend's layout.
             metadata: the step's.
-            plan: what `plan` made of it.
+            plan: what `plan` returned for it.
             scale: multiplies q.k.
 
         Returns:
-            [T, Hq, D] in q's dtype; rows that see nothing are 0.
+            [T, Hq, D] in q's dtype; rows without keys are 0.
         """
         grouped = q.contiguous() if plan.rows is None else q.index_select(0, plan.rows)
-        if grouped.data_ptr() % 16:  # which a CUDA kernel assumes, and torch does not check
+        if (
+            grouped.data_ptr() % 16
+        ):  # a CUDA kernel assumes 16-byte alignment, and torch does not check it
             grouped = grouped.clone()  # [Q, Hq, D]
         outs = [_decode(grouped[part.rows], part, kv, scale) for part in plan.decodes]
         outs += [_chunk(grouped[part.rows], part, kv, scale) for part in plan.chunks]
@@ -90,7 +92,7 @@ class TorchAttention:
         return out
 
 
-def _decode(q: torch.Tensor, part: Decodes, kv: KVCache, scale: float) -> torch.Tensor:
+def _decode(q: torch.Tensor, part: DecodeGroup, kv: KVCache, scale: float) -> torch.Tensor:
     """Attend N sequences with one query each: q [N, Hq, D] -> [N, Hq, D]."""
     num_kv_heads, head_dim = kv.k.shape[2:]
     padded = (q.shape[0], part.num_tokens, num_kv_heads, head_dim)
@@ -101,7 +103,7 @@ def _decode(q: torch.Tensor, part: Decodes, kv: KVCache, scale: float) -> torch.
     return _scaled(out.reshape(q.shape), kv.v_scale)
 
 
-def _chunk(q: torch.Tensor, part: Chunk, kv: KVCache, scale: float) -> torch.Tensor:
+def _chunk(q: torch.Tensor, part: PromptChunk, kv: KVCache, scale: float) -> torch.Tensor:
     """Attend the last queries of one sequence, a tile at a time: q [Q, Hq, D] -> [Q, Hq, D]."""
     heads = q.transpose(0, 1)[None]  # [1, Hq, Q, D]
     k = _take(kv.k, part.slots, q.dtype).transpose(0, 1)[None]  # [1, Hkv, C, D]
@@ -125,7 +127,7 @@ def _chunk(q: torch.Tensor, part: Chunk, kv: KVCache, scale: float) -> torch.Ten
 
 def _take(cache: torch.Tensor, slots: torch.Tensor | slice, dtype: torch.dtype) -> torch.Tensor:
     """Read slots of [num_blocks, block_size, Hkv, D] as [C, Hkv, D] of a dtype."""
-    tokens = cache.view(-1, *cache.shape[2:])  # fails, rather than copies, on a foreign layout
+    tokens = cache.view(-1, *cache.shape[2:])  # raises for another layout instead of copying
     if isinstance(slots, slice):
         return tokens[slots].to(dtype)
     return as_bytes(tokens).index_select(0, slots).view(cache.dtype).to(dtype)

@@ -1,6 +1,6 @@
 """The paged KV cache of one layer: its shape, its order in memory, its size.
 
-Owns how a block is laid out. Never decides which block belongs to whom: that is nv-cache's.
+Owns the layout of a block. nv-cache decides which sequence a block belongs to.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class KVCache:
 
     @property
     def device(self) -> torch.device:
-        """Where the cache lives."""
+        """The device of the cache."""
         return self.k.device
 
     @property
     def is_fp8(self) -> bool:
-        """True if the elements are e4m3: a scale times an element is the value."""
+        """True if the elements are e4m3: a value is its scale times the element."""
         return self.k.dtype == FP8
 
     def loaded(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,26 +56,26 @@ class KVCache:
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values as Triton's kernels write them: e4m3 as bytes."""
-        assert self.k.stride() == self.v.stride(), "keys and values lie alike"
-        assert self.k.stride(3) == 1, "a head's elements lie together"
+        assert self.k.stride() == self.v.stride(), "keys and values must have equal strides"
+        assert self.k.stride(3) == 1, "a head's elements must be contiguous"
         return as_bytes(self.k), as_bytes(self.v)
 
     @cached_property
     def arguments(self) -> tuple[int, ...]:
-        """Two addresses, the strides of a block, a token and a head, and the block's size."""
+        """Two addresses, the strides of a block, a token and a head, and the block size."""
         strides = self.k.stride()
-        assert self.v.stride() == strides, "keys and values lie alike"
-        assert strides[3] == 1, "a head's elements lie together"
+        assert self.v.stride() == strides, "keys and values must have equal strides"
+        assert strides[3] == 1, "a head's elements must be contiguous"
         return self.k.data_ptr(), self.v.data_ptr(), *strides[:3], self.k.shape[1]
 
 
 @dataclass(frozen=True)
 class KVLayout:
-    """What a backend wants one layer's cache to look like.
+    """The layout of one layer's cache, which the attention backend chooses.
 
     Attributes:
         num_blocks: blocks in the pool.
-        block_size: tokens a block.
+        block_size: tokens per block.
         num_kv_heads: Hkv of this rank.
         head_dim: D.
         dtype: element type; torch.float8_e4m3fn stores values divided by a scale.
@@ -96,10 +96,10 @@ class KVLayout:
         return 2 * elements * self.dtype.itemsize
 
     def allocate(self, device: torch.device | str) -> KVCache:
-        """Allocate the pool, zeroed: a slot that was never written must not hold a NaN.
+        """Allocate the pool with zeros: a slot that was never written must not hold a NaN.
 
         Args:
-            device: where to put it.
+            device: the device of the memory.
 
         Returns:
             Two views [num_blocks, block_size, Hkv, D] of fresh memory, scales 1.
@@ -115,9 +115,9 @@ class KVLayout:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeroed memory; on a CPU pages that are touched only when they are first used.
+    """Allocate zeros; on a CPU the system zeroes a page when it is first used.
 
-    torch.zeros writes a CPU pool of gigabytes at once, which takes seconds.
+    torch.zeros would write a CPU pool of gigabytes at once, which takes seconds.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

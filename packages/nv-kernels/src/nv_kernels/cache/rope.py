@@ -1,7 +1,7 @@
 """Rotary position embedding, alone and fused with the q/k norm and the cache write.
 
 Owns the rotation and its rounding points, which are transformers': the fp32 table is rounded
-to the activations' dtype, then each product and the sum. Never computes the table: nv-models does.
+to the activations' dtype, then each product and the sum. nv-models computes the table.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
     """Turn a fused projection into rotated queries and stored keys and values.
 
     Args:
-        qkv: [T, (Hq + 2 Hkv) D], queries then keys then values. Left as it is.
+        qkv: [T, (Hq + 2 Hkv) D], queries then keys then values. It is not changed.
         q_weight: [D] weight of the queries' norm.
-        k_weight: [D] weight of the keys' norm; both None: no norm.
-        eps: of both norms.
+        k_weight: [D] weight of the keys' norm. If both are None, there is no norm.
+        eps: epsilon of both norms.
         positions: [T] int32 or int64.
         cos_sin: [max_position, D] fp32, as `apply_rope`'s.
-        kv: the layer's cache; gives Hkv and D.
+        kv: the layer's cache; its shape gives Hkv and D.
         slot_mapping: [T], as `store_kv`'s.
         num_q_heads: Hq.
 
     Returns:
         Queries [T, Hq, D] in qkv's dtype.
     """
-    assert (q_weight is None) == (k_weight is None), "both are normed or neither"
+    assert (q_weight is None) == (k_weight is None), "give both norm weights or neither"
     num_kv_heads, head_dim = kv.k.shape[2:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)  # [T, Hq + 2 Hkv, D]
-    num_turned = num_q_heads + num_kv_heads
-    turned, v = heads[:, :num_turned], heads[:, num_turned:]
+    num_rotated = num_q_heads + num_kv_heads
+    rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
     if q_weight is not None and k_weight is not None:
         weights = (q_weight.expand(num_q_heads, -1), k_weight.expand(num_kv_heads, -1))
-        turned = rms_norm.definition(turned, torch.cat(weights), eps)
-    turned = apply_rope.definition(turned, positions, cos_sin)
-    store_kv.definition(turned[:, num_q_heads:], v, kv, slot_mapping)
-    return turned[:, :num_q_heads].contiguous()
+        rotated = rms_norm.definition(rotated, torch.cat(weights), eps)
+    rotated = apply_rope.definition(rotated, positions, cos_sin)
+    store_kv.definition(rotated[:, num_q_heads:], v, kv, slot_mapping)
+    return rotated[:, :num_q_heads].contiguous()

@@ -1,6 +1,6 @@
 """Copies the first tokens of cache blocks into other blocks: partial prefix hits and forks.
 
-Owns the copy kernel. Never decides what to copy: nv-cache does.
+nv-cache decides what to copy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nv_kernels.launch.triton_previous import wait_and_hold
 if TYPE_CHECKING:
     from nv_kernels.cache.layout import KVCache
 
-TOKENS = 16  # of a program; partial hits come in sixteens
+TOKENS = 16  # tokens per program; partial hits are multiples of 16
 
 
 @triton.jit
@@ -30,14 +30,14 @@ def copy_blocks_kernel(
     num_tokens_ptr,
     WIDTH: tl.constexpr,
     WIDE: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KV_TOKEN: tl.constexpr,
     KV_HEAD: tl.constexpr,
     TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let a program copy TOKENS tokens of one head of one pair. WIDTH: elements of a key."""
+    """Each program copies TOKENS tokens of one head of one pair. WIDTH: elements of a key."""
     wait_and_hold(PDL)
     pair = tl.program_id(0)
     count = tl.load(num_tokens_ptr + pair)
@@ -49,7 +49,7 @@ def copy_blocks_kernel(
     source = tl.load(sources_ptr + pair).to(tl.int64) * KV_BLOCK
     destination = tl.load(destinations_ptr + pair).to(tl.int64) * KV_BLOCK
     spot = tl.program_id(2) * KV_HEAD + (token * KV_TOKEN)[:, None] + lane[None, :]
-    mask = (token < tl.minimum(count, PAGE))[:, None] & (lane < WIDTH)[None, :]
+    mask = (token < tl.minimum(count, BLOCK_SIZE))[:, None] & (lane < WIDTH)[None, :]
     k = tl.load(k_ptr + source + spot, mask=mask)
     v = tl.load(v_ptr + source + spot, mask=mask)
     tl.store(k_ptr + destination + spot, k, mask=mask)
@@ -82,7 +82,7 @@ def copy_blocks(
         num_tokens,
         WIDTH=width,
         WIDE=next_power_of_2(width),
-        PAGE=block_size,
+        BLOCK_SIZE=block_size,
         KV_BLOCK=k.stride(0),
         KV_TOKEN=k.stride(1),
         KV_HEAD=k.stride(2),

@@ -1,10 +1,10 @@
 """Reads e4m3 keys and values in pairs: 16 bits at a time, split into two fp16 tiles.
 
-Owns the bit arithmetic. Never loads: the caller loads int16 tiles, so that the layouts of 16-bit
-operands serve, and multiplies by the 2**8 that is left out here.
+The caller loads int16 tiles, which have the layouts of 16-bit operands, and multiplies by the 2**8
+that these functions omit.
 
 An e4m3 byte moved into fp16's sign, exponent and mantissa fields is its value times 2**-8,
-exactly, subnormals included (the NaN reads as 480; a cache never holds one).
+exactly, subnormals included (NaN becomes 480, but a cache never holds one).
 """
 
 import triton
@@ -15,7 +15,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def even_fp8(pairs):
-    """Give the low bytes of int16 pairs of e4m3 as fp16, times 2**-8."""
+    """Return the low bytes of int16 pairs of e4m3 as fp16, times 2**-8."""
     if INTERPRETED:
         bits = ((pairs << 7) & 0x3F80) | ((pairs << 8) & -32768)
         return bits.to(tl.int16).to(tl.float16, bitcast=True)
@@ -37,7 +37,7 @@ def even_fp8(pairs):
 
 @triton.jit
 def odd_fp8(pairs):
-    """Give the high bytes of int16 pairs of e4m3 as fp16, times 2**-8."""
+    """Return the high bytes of int16 pairs of e4m3 as fp16, times 2**-8."""
     if INTERPRETED:
         bits = ((pairs >> 1) & 0x3F80) | (pairs & -32768)
         return bits.to(tl.int16).to(tl.float16, bitcast=True)
@@ -58,10 +58,10 @@ def odd_fp8(pairs):
 
 @triton.jit
 def both_fp8(pairs, CONVERT: tl.constexpr):
-    """Give the low and the high bytes of int16 pairs of e4m3 as fp16.
+    """Return the low and the high bytes of int16 pairs of e4m3 as fp16.
 
-    CONVERT: the values themselves, by an instruction that cards have from sm_89 on. Otherwise times
-    2**-8.
+    CONVERT: return the values themselves, by an instruction that cards from sm_89 on have.
+    Otherwise return them times 2**-8.
     """
     if not CONVERT:
         return even_fp8(pairs), odd_fp8(pairs)

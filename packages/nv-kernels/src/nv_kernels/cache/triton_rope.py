@@ -1,7 +1,7 @@
 """From the fused projection to rotated queries and stored keys and values, in one launch.
 
-Owns the q/k norm and the rotation, with the rounding points of `nv_kernels.reference`; the write
-itself is `store_kv`'s. Never picks a slot, never computes the table.
+Owns the q/k norm and the rotation, with the rounding points of `nv_kernels.reference`.
+`triton_write` has the write itself.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def rope_store_kernel(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     X_TOKEN: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KV_TOKEN: tl.constexpr,
     KV_HEAD: tl.constexpr,
@@ -72,10 +72,11 @@ def rope_store_kernel(
     HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let a program take one token and HEADS of its heads: queries, then keys, then values.
+    """Each program computes HEADS heads of one token: queries, then keys, then values.
 
     x [P, T, NUM_HEADS * D] with token stride X_TOKEN and partial stride `plane`; out [T, Hq, D].
-    HALF: D / 2 rounded up to a power of two. NUM_KV_HEADS 0: queries alone (apply_rope).
+    HALF: D / 2 rounded up to a power of two. NUM_KV_HEADS is 0 for apply_rope, which has only
+    queries.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -84,7 +85,7 @@ def rope_store_kernel(
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     inside = lane < D2
     is_query = head < NUM_Q_HEADS
-    if NORM_Q:  # weights do not wait for the kernel ahead
+    if NORM_Q:  # weights are loaded before the previous kernel has ended
         q_first = tl.load(q_weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
         q_second = tl.load(q_weight_ptr + D2 + lane, mask=inside, other=0.0).to(tl.float32)
     if NORM_K:
@@ -118,7 +119,7 @@ def rope_store_kernel(
     tl.store(out_ptr + query + D2, b, mask=mask & is_query[:, None])
     if NUM_KV_HEADS > 0:
         slot = tl.load(slots_ptr + token).to(tl.int64)
-        place = (slot // PAGE) * KV_BLOCK + (slot % PAGE) * KV_TOKEN
+        place = (slot // BLOCK_SIZE) * KV_BLOCK + (slot % BLOCK_SIZE) * KV_TOKEN
         is_value = head >= NUM_Q_HEADS + NUM_KV_HEADS
         stored = mask & (slot >= 0)
         kv_head = head - NUM_Q_HEADS
@@ -148,17 +149,18 @@ def qk_norm_rope_store(
     Args:
         qkv: [T, (Hq + 2 Hkv) D], queries then keys then values, or [P, T, (Hq + 2 Hkv) D]
             split-K partials, summed in fp32. The last dimension is contiguous.
-        q_weight: [D] weight of the queries' norm, or None: no norm.
-        k_weight: [D] weight of the keys' norm, or None: no norm.
-        eps: of both norms.
+        q_weight: [D] weight of the queries' norm, or None for no norm.
+        k_weight: [D] weight of the keys' norm, or None for no norm.
+        eps: epsilon of both norms.
         positions: [T] int32 or int64.
         cos_sin: [max_position, D] fp32, cosines then sines.
-        kv: the layer's cache; gives Hkv and D.
-        slot_mapping: [T] int32 or int64; -1: not stored.
+        kv: the layer's cache; its shape gives Hkv and D.
+        slot_mapping: [T] int32 or int64; -1 for tokens that are not stored.
         num_q_heads: Hq.
 
     Returns:
-        Queries [T, Hq, D] in qkv's dtype; of fp32 partials, in the norm weights' or the cache's.
+        Queries [T, Hq, D] in qkv's dtype; for fp32 partials in that of the norm weights or the
+        cache.
     """
     num_kv_heads, head_dim = kv.k.shape[2:]
     num_tokens = qkv.shape[-2]
@@ -192,7 +194,7 @@ def qk_norm_rope_store(
         HEAD_DIM=head_dim,
         HALF=half,
         X_TOKEN=qkv.stride(-2),
-        PAGE=k.shape[1],
+        BLOCK_SIZE=k.shape[1],
         KV_BLOCK=k.stride(0),
         KV_TOKEN=k.stride(1),
         KV_HEAD=k.stride(2),
@@ -246,7 +248,7 @@ def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) 
         HEAD_DIM=head_dim,
         HALF=half,
         X_TOKEN=x.stride(0),
-        PAGE=1,
+        BLOCK_SIZE=1,
         KV_BLOCK=1,
         KV_TOKEN=1,
         KV_HEAD=1,

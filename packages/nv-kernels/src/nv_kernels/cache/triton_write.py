@@ -1,7 +1,6 @@
 """Writes new tokens' keys and values into the paged cache.
 
-Owns the store, also the one that the fused kernel of `triton_rope` does, and the rounding to
-e4m3. Never picks a slot.
+Owns the store, which the fused kernel of `triton_rope` uses too, and the rounding to e4m3.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
     from nv_kernels.cache.layout import KVCache
 
-ELEMENTS = 2048  # of a program: 16 bytes of 16-bit elements a thread, two times
+ELEMENTS = 2048  # elements per program: two times 16 bytes of 16-bit elements per thread
 
 
 @triton.jit
 def encode_fp8(x):
     """Round fp32 to e4m3 bytes, to nearest even, clamped to +-448; integer arithmetic, any card.
 
-    2**-120 moves e4m3's exponents onto fp32's lowest, subnormals onto subnormals, so that one
-    rounding of the bits serves both.
+    A factor of 2**-120 maps e4m3's exponents to fp32's lowest ones, and subnormals to subnormals,
+    so that one rounding of the bits is right for both.
     """
     clamped = tl.minimum(tl.maximum(x, -448.0), 448.0)
     bits = (clamped * 7.52316384526264e-37).to(tl.uint32, bitcast=True)  # 2**-120
@@ -62,7 +61,7 @@ def store_kv_kernel(
     K_HEAD: tl.constexpr,
     V_TOKEN: tl.constexpr,
     V_HEAD: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KV_TOKEN: tl.constexpr,
     KV_HEAD: tl.constexpr,
@@ -70,7 +69,7 @@ def store_kv_kernel(
     HEADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let a program store HEADS heads of one token."""
+    """Each program stores HEADS heads of one token."""
     wait_and_hold(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -81,7 +80,7 @@ def store_kv_kernel(
     v_spot = token * V_TOKEN + (head * V_HEAD)[:, None] + lane[None, :]
     k = tl.load(k_ptr + k_spot, mask=mask, other=0.0)
     v = tl.load(v_ptr + v_spot, mask=mask, other=0.0)
-    place = (slot // PAGE) * KV_BLOCK + (slot % PAGE) * KV_TOKEN
+    place = (slot // BLOCK_SIZE) * KV_BLOCK + (slot % BLOCK_SIZE) * KV_TOKEN
     target = place + (head * KV_HEAD)[:, None] + lane[None, :]
     store_half(k_cache_ptr, target, k, k_inverse_scale, mask, FP8)
     store_half(v_cache_ptr, target, v, v_inverse_scale, mask, FP8)
@@ -94,7 +93,8 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
         k: [T, Hkv, D], D contiguous.
         v: [T, Hkv, D], D contiguous.
         kv: the cache to write to. An fp8 cache gets value / scale, clamped to +-448.
-        slot_mapping: [T] int32 or int64, block * block_size + offset; -1: not stored.
+        slot_mapping: [T] int32 or int64, block * block_size + offset; -1 for tokens that are not
+            stored.
     """
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:
@@ -117,7 +117,7 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
         K_HEAD=k.stride(1),
         V_TOKEN=v.stride(0),
         V_HEAD=v.stride(1),
-        PAGE=k_cache.shape[1],
+        BLOCK_SIZE=k_cache.shape[1],
         KV_BLOCK=k_cache.stride(0),
         KV_TOKEN=k_cache.stride(1),
         KV_HEAD=k_cache.stride(2),

@@ -1,6 +1,6 @@
 """Writes of new tokens into the paged KV cache.
 
-Owns what a slot number means. Never reads for attention, never picks a slot.
+A slot number is block * block_size + offset.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
         k: [T, Hkv, D].
         v: [T, Hkv, D].
         kv: the cache to write to. An fp8 cache gets value / scale, clamped to +-448.
-        slot_mapping: [T] int32 or int64, block * block_size + offset; -1: not stored. No slot
-            appears twice.
+        slot_mapping: [T] int32 or int64, block * block_size + offset; -1 for tokens that are
+            not stored. A slot appears at most once.
     """
     if slot_mapping.numel() and int(slot_mapping.min()) < 0:
         keep = slot_mapping >= 0
@@ -39,7 +39,7 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, kv: KVCache, slot_mapping: torch.
 def _put(cache: torch.Tensor, slots: torch.Tensor, values: torch.Tensor) -> None:
     """Write values [T, Hkv, D] to slots of a cache [num_blocks, block_size, Hkv, D]."""
     block_size, cache, values = cache.shape[1], as_bytes(cache), as_bytes(values)
-    if cache.stride(0) == block_size * cache.stride(1):  # tokens follow one another
+    if cache.stride(0) == block_size * cache.stride(1):  # tokens are adjacent across blocks
         cache.view(-1, *cache.shape[2:]).index_copy_(0, slots, values)
     else:
         cache.index_put_((slots // block_size, slots % block_size), values)

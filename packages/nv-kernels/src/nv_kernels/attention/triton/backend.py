@@ -1,10 +1,10 @@
 """Attention over paged keys and values with our Triton kernels: the `triton` backend.
 
 Owns the launches of both attention kernels. Never reads a length on the host: grids follow from
-host bounds, so every launch can be captured in a CUDA graph.
+host bounds, so a CUDA graph can capture every launch.
 
-Rows that decode go through the split kernel, chunk rows through the varlen kernel; both write
-their rows of one output. Query rows of no sequence, and of one with context_len 0, get zeros.
+The decode kernel computes the decode rows, the chunk kernel the chunk rows; both write their rows
+of one output. Query rows that belong to no sequence, or to one with context_len 0, become 0.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from nv_kernels.cache.layout import KVCache, KVLayout
 
 LOG2_E = math.log2(math.e)
-PAIR_SCALE = 256.0  # the 2**8 that the kernels' reading of e4m3 leaves out
-WIDENED_BYTES = 2**29  # of the e4m3 that a step's chunk rows see, copied to 16 bits
+PAIR_SCALE = 256.0  # the factor 2**8 that the kernels omit when they read e4m3
+WIDENED_BYTES = 2**29  # bound on the 16-bit copy of the e4m3 keys and values of a step's chunk rows
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class TritonAttention:
         shape: what it was built for.
         reason: why it was picked.
         name: "triton".
-        buffers: of plans and partial results; on Hopper, over an fp8 cache, also 512 MiB from the
-            first prompts on, for their keys and values in 16 bits.
+        buffers: for plans and partial results; on Hopper with an fp8 cache also 512 MiB, from the
+            first prompt on, for keys and values in 16 bits.
     """
 
     is_capturable: ClassVar[bool] = True
@@ -57,28 +57,28 @@ class TritonAttention:
     buffers: Buffers = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check what the kernels cannot do.
+        """Check the shape.
 
         Raises:
-            ValueError: a dtype, head_dim, group or block size that they were not written for.
+            ValueError: a dtype, head_dim, group or block size that the kernels do not support.
         """
         settings.check(self.shape)
         object.__setattr__(self, "buffers", Buffers(self.shape.device))
 
     @property
     def group(self) -> int:
-        """Query heads a kv head."""
+        """Query heads per kv head."""
         return self.shape.num_q_heads // self.shape.num_kv_heads
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Say how a layer's cache must lie in memory."""
+        """Return the layout that a layer's cache must have."""
         return card_layout(self.shape, num_blocks, dtype)
 
     def plan(self, metadata: AttentionMetadata) -> TritonPlan:
-        """Cut the step's work on the device, once for all layers.
+        """Divide the step's work on the device, once for all layers.
 
-        The plan reads lengths and block tables that the stream has written by then, and shares
-        its buffers with every plan of the same bounds: use it before the next `plan`.
+        The plan reads lengths and block tables on the device, in stream order. Plans with the same
+        bounds share buffers: use a plan before the next call.
         """
         shape, buffers = self.shape, self.buffers
         num_rows = metadata.context_lens.shape[0]
@@ -96,15 +96,15 @@ class TritonAttention:
         plan: TritonPlan,
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
-            q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i. Over
-                an fp8 cache queries are rounded to fp16: below 65,520 in size, and normalised ones
-                are far below.
-            kv: the layer's cache, as the protocol says; k and v strided alike.
+            q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i. With
+                an fp8 cache, queries are rounded to fp16: their absolute values must be below
+                65,520, and those of normed queries are far below.
+            kv: the layer's cache, as in the protocol; k and v have equal strides.
             metadata: the step's.
-            plan: what `plan` made of this metadata.
+            plan: what `plan` returned for this metadata.
             scale: multiplies q.k; positive.
 
         Returns:
@@ -153,7 +153,7 @@ class TritonAttention:
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
             DIM=next_power_of_2(shape.head_dim),
-            PAGE=shape.block_size,
+            BLOCK_SIZE=shape.block_size,
             TILE=plan.settings.tile,
             Q_TOKEN=q.stride(0),
             Q_HEAD=q.stride(1),
@@ -220,7 +220,7 @@ class TritonAttention:
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
             DIM=next_power_of_2(shape.head_dim),
-            PAGE=shape.block_size,
+            BLOCK_SIZE=shape.block_size,
             BLOCK_M=settings.PREFILL_ROWS,
             BLOCK_N=chosen.block_n,
             Q_TOKEN=q.stride(0),
@@ -238,13 +238,13 @@ class TritonAttention:
     def _widen(
         self, k: torch.Tensor, v: torch.Tensor, metadata: AttentionMetadata, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Copy the chunk rows' e4m3 into 16-bit blocks with a table; None if they are too many."""
+        """Copy the chunk rows' e4m3 into 16-bit blocks with a table; None if that is too large."""
         shape, num_rows = self.shape, metadata.context_lens.shape[0]
         width = cdiv(metadata.max_context_len, shape.block_size)
         inner = (shape.num_kv_heads, shape.block_size, shape.head_dim)
         num_blocks = (num_rows - metadata.num_decodes) * width
         room = WIDENED_BYTES // (2 * 2 * math.prod(inner))
-        # Made at the first prompts, whatever their size: an engine measures memory then.
+        # Allocated at the first prompt, whatever its size, because an engine measures memory then.
         blocks = self.buffers.get("widened", 2 * room * math.prod(inner), dtype)
         if num_blocks > room:
             return None

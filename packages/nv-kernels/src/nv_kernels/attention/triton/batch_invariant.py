@@ -1,7 +1,7 @@
-"""Batch-invariant attention on a card: one kernel for all rows, one shape of its dots.
+"""Batch-invariant attention on a card: one kernel for all rows, with dots of one shape.
 
 Owns the launches and the few sizes that the arithmetic depends on. Never reads a length on the
-host: grids follow from host bounds, so every launch can be captured in a CUDA graph.
+host: grids follow from host bounds, so a CUDA graph can capture every launch.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from nv_kernels.cache.layout import KVCache, KVLayout
 
 LOG2_E = math.log2(math.e)
-PAIR_SCALE = 256.0  # the 2**8 that the kernel's reading of e4m3 leaves out
+PAIR_SCALE = 256.0  # the factor 2**8 that the kernel omits when it reads e4m3
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
-MAX_PARTIALS = 2**26  # elements; steps that would need more do not spread
-RESIDENT = 4  # programs a multiprocessor that are worth spreading for
+MAX_PARTIALS = 2**26  # elements; a step that needs more is not spread
+RESIDENT = 4  # programs per multiprocessor up to which spreading pays
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """What the result's last bits depend on: one for a shape, whatever the step.
+    """The sizes that determine the result's last bits. They follow from the shape, not the step.
 
     Attributes:
         rows: query heads of a tile.
-        keys: of a tile.
-        split: keys that have a softmax of their own.
-        warps: of a program.
-        stages: of the pipeline.
+        keys: keys of a tile.
+        split: keys per split; each split has its own softmax.
+        warps: warps per program.
+        stages: stages of the software pipeline.
     """
 
     rows: int
@@ -56,11 +56,11 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a step's decode rows are spread over programs: nothing in the result depends on it.
+    """How a step's decode rows are spread over programs. The result does not depend on it.
 
     Attributes:
-        width: programs a row and kv head.
-        max_splits: a bound on a row's splits.
+        width: programs per row and kv head.
+        max_splits: a bound on the splits per row.
         partials: [rows, max_splits, Hq, D padded] fp32.
         sums: [2, rows, max_splits, Hq] fp32.
     """
@@ -73,11 +73,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class BatchInvariantPlan:
-    """What `plan` hands to `attend`.
+    """The plan of a step.
 
     Attributes:
         spread: of the decode rows.
-        prefill: of the chunk rows, None without any.
+        prefill: of the chunk rows; None if there are none.
     """
 
     spread: Spread
@@ -104,30 +104,30 @@ class BatchInvariantTritonAttention:
     buffers: Buffers = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check what the kernel cannot do.
+        """Check the shape.
 
         Raises:
-            ValueError: a head_dim, group or block size that it was not written for.
+            ValueError: a head_dim, group or block size that the kernel does not support.
         """
         shape, group = self.shape, self.group
         if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 16:
             raise ValueError(
-                f"head_dim {shape.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}, which "
-                "batch-invariant attention needs on a card; leave deterministic at False"
+                f"head_dim is {shape.head_dim}: batch-invariant attention on a card needs a "
+                f"multiple of 16 up to {MAX_HEAD_DIM}; leave deterministic at False"
             )
         if group > MAX_GROUP:
             raise ValueError(
-                f"{group} query heads a kv head are more than the {MAX_GROUP} of batch-invariant "
-                "attention on a card; leave deterministic at False"
+                f"query heads per kv head is {group}: batch-invariant attention on a card needs at "
+                f"most {MAX_GROUP}; leave deterministic at False"
             )
         size = shape.block_size
         if size not in {16, 32} and (size < 64 or size % 64):
-            raise ValueError(f"block_size {size} is not 16, 32 or a multiple of 64")
+            raise ValueError(f"block_size is {size}: it must be 16, 32 or a multiple of 64")
         object.__setattr__(self, "buffers", Buffers(shape.device))
 
     @property
     def group(self) -> int:
-        """Query heads a kv head."""
+        """Query heads per kv head."""
         return self.shape.num_q_heads // self.shape.num_kv_heads
 
     @property
@@ -138,11 +138,11 @@ class BatchInvariantTritonAttention:
             return Tiles(rows=16, keys=16 if wide else 32, split=256, warps=4, stages=2)
         if wide:
             return Tiles(rows=64, keys=32, split=256, warps=8, stages=2)
-        keys = 64 if self.shape.head_dim <= 64 else 32  # more would not fit the registers
+        keys = 64 if self.shape.head_dim <= 64 else 32  # more keys would not fit the registers
         return Tiles(rows=64, keys=keys, split=256, warps=4, stages=3)
 
     def kv_layout(self, num_blocks: int, dtype: torch.dtype) -> KVLayout:
-        """Say how a layer's cache must lie in memory: as for the `triton` backend."""
+        """Return the layout that a layer's cache must have: that of the `triton` backend."""
         return card_layout(self.shape, num_blocks, dtype)
 
     def plan(self, metadata: AttentionMetadata) -> BatchInvariantPlan:
@@ -164,13 +164,13 @@ class BatchInvariantTritonAttention:
         plan: BatchInvariantPlan,
         scale: float,
     ) -> torch.Tensor:
-        """Let each query see its own sequence up to itself.
+        """Attend each query to the keys of its own sequence, up to its own position.
 
         Args:
             q: [T, Hq, D], D contiguous. Row i of the first num_decodes belongs to sequence i.
-            kv: the layer's cache, this step's tokens already stored; k and v strided alike.
+            kv: the layer's cache, with this step's tokens stored; k and v have equal strides.
             metadata: the step's.
-            plan: what `plan` made of this metadata.
+            plan: what `plan` returned for this metadata.
             scale: multiplies q.k; positive.
 
         Returns:
@@ -202,7 +202,7 @@ class BatchInvariantTritonAttention:
         return out
 
     def _spread(self, metadata: AttentionMetadata) -> Spread:
-        """Spread decode rows where they alone would not fill the card."""
+        """Spread decode rows over more programs if one per row would not fill the card."""
         shape, rows = self.shape, metadata.num_decodes
         max_splits = max(1, cdiv(metadata.max_context_len, self.tiles.split))
         wanted = RESIDENT * num_multiprocessors(shape.device)
@@ -259,7 +259,7 @@ class BatchInvariantTritonAttention:
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
             DIM=next_power_of_2(shape.head_dim),
-            PAGE=shape.block_size,
+            BLOCK_SIZE=shape.block_size,
             BLOCK_M=tiles.rows,
             TILE=tiles.keys,
             SPLIT=tiles.split,

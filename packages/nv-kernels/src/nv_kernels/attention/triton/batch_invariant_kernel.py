@@ -1,14 +1,14 @@
-"""Paged causal attention that gives a token bitwise the same whatever the step's shape.
+"""Paged causal attention whose bits for a token do not depend on the other rows of the step.
 
-Owns the kernel of all rows, decodes and chunks alike, and the one that adds up what it spread.
+Owns the kernel for decode and chunk rows, and the one that merges the splits of spread rows.
 
 A query tile has one height, however many of its rows are in use; keys come in tiles at absolute
-positions, and SPLIT of them are a split: each split has a softmax of its own (FlashDecoding, Dao
-et al. 2023), and splits are merged in order. A program either does all splits of its tile and
-merges as it goes, or, where rows are few, one split in `width`, and leaves partials that
-`merge_splits_kernel` merges in the same order with the same arithmetic: products and sums that a
-compiler might fuse or not are spelled as fused. Keys that a row does not see weigh nothing, so
-that what else the tile sees is of no matter.
+positions, and SPLIT of them are a split: each split has a softmax of its own (FlashDecoding, Dao et
+al. 2023), and splits are merged in order. A program either computes all splits of its tile and
+merges them one by one, or, if rows are few, computes every `width`-th split and writes partials
+that `merge_splits_kernel` merges in the same order with the same arithmetic: where a compiler might
+fuse a product and a sum, the code asks for a fused operation. Keys that a row does not see have
+weight 0, so the other rows of the tile do not matter.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import triton.language as tl
 from nv_kernels.cache.triton_fp8 import even_fp8, odd_fp8
 from nv_kernels.launch.triton_previous import wait_for_previous
 
-LOWEST = tl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
+LOWEST = tl.constexpr(-1.0e30)  # in place of -inf: differences stay finite
 
 
 @triton.jit
 def merge(top, total, acc, new_top, new_total, new_acc):
-    """Add a split [M], [M], [M, D] (maximum, sum, values) to those before it."""
+    """Merge a split (maximum [M], sum [M], values [M, D]) into the ones before it."""
     highest = tl.maximum(top, new_top)
     fade = tl.exp2(top - highest)
     share = tl.exp2(new_top - highest)
@@ -35,7 +35,7 @@ def merge(top, total, acc, new_top, new_total, new_acc):
 
 @triton.jit
 def normalised(total, acc, v_scale):
-    """Divide by the sum; a row that saw nothing is 0."""
+    """Divide by the sum; a row without keys is 0."""
     return acc * (v_scale / tl.where(total > 0.0, total, 1.0))[:, None]
 
 
@@ -48,7 +48,7 @@ def batch_invariant_attention_kernel(
     q_ptr, k_ptr, v_ptr, block_tables_ptr, context_lens_ptr, records_ptr, out_ptr,
     partials_ptr, sums_ptr, table_stride, num_decodes, width, max_splits, num_records, num_tokens,
     qk_scale, v_scale,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
     Q_TOKEN: tl.constexpr, Q_HEAD: tl.constexpr,
     KV_BLOCK: tl.constexpr, KV_TOKEN: tl.constexpr, KV_HEAD: tl.constexpr,
@@ -56,14 +56,16 @@ def batch_invariant_attention_kernel(
 ):  # fmt: skip
     """Attend over one item for one kv head: a decode row's splits, or a chunk row's query tile.
 
-    The first num_decodes * width items are decode rows; with width > 1 item i takes every
-    width-th split of row i // width and leaves partials [num_decodes, max_splits, Hq, DIM] and
-    sums [2, num_decodes, max_splits, Hq] (maxima, then sums). The others are the tiles of
-    prefill_plan_kernel's records; items past those write zeros to the query rows of no sequence.
+    The first num_decodes * width items are decode rows; with width > 1 item i takes every width-th
+    split of row i // width and leaves partials [num_decodes, max_splits, Hq, DIM] and sums [2,
+    num_decodes, max_splits, Hq] (maxima, then sums). The others are the tiles of
+    prefill_plan_kernel's records; items after those write zeros to the query rows that belong to no
+    sequence.
 
     q [T, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
     int16 pairs where FP8; out [T, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 both
-    scales hold the 2**8 of the pairs. TILE divides PAGE or PAGE divides TILE; TILE divides SPLIT.
+    scales hold the 2**8 of the pairs. TILE divides BLOCK_SIZE or BLOCK_SIZE divides TILE; TILE
+    divides SPLIT.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM
@@ -79,7 +81,7 @@ def batch_invariant_attention_kernel(
     table_row = tl.load(record, mask=stored, other=0)
     query = tl.load(record + 1, mask=stored, other=0)
     num_queries = tl.load(record + 2, mask=stored, other=0)
-    seen = tl.load(record + 3, mask=stored, other=0)  # by the first token
+    seen = tl.load(record + 3, mask=stored, other=0)  # keys that the first token sees
     num_tiles = tl.load(records_ptr, mask=rank >= 0, other=0)
     if rank >= num_tiles:
         query = rank * TOKENS
@@ -128,19 +130,19 @@ def batch_invariant_attention_kernel(
         acc1 = tl.zeros([BLOCK_M, WIDE], tl.float32)
         from_tile = split * (SPLIT // TILE)
         to_tile = tl.minimum(from_tile + SPLIT // TILE, end)
-        block = tl.load(table + (from_tile * TILE) // PAGE)
+        block = tl.load(table + (from_tile * TILE) // BLOCK_SIZE)
         for tile in tl.range(from_tile, to_tile, num_stages=STAGES):
             key = tile * TILE + position
             loaded = (key < limit)[:, None] & (lane < WIDTH)[None, :]
-            if PAGE >= TILE:
-                base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % PAGE) * KV_TOKEN
+            if BLOCK_SIZE >= TILE:
+                base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % BLOCK_SIZE) * KV_TOKEN
                 k = tl.load(k_ptr + base + spots, mask=loaded, other=0)
                 v = tl.load(v_ptr + base + spots, mask=loaded, other=0)
-                block = tl.load(table + (tl.minimum(tile + 1, to_tile - 1) * TILE) // PAGE)
+                block = tl.load(table + (tl.minimum(tile + 1, to_tile - 1) * TILE) // BLOCK_SIZE)
             else:
-                blocks = tl.load(table + key // PAGE, mask=key < limit, other=0)
+                blocks = tl.load(table + key // BLOCK_SIZE, mask=key < limit, other=0)
                 base = blocks.to(tl.int64) * KV_BLOCK + (
-                    (position % PAGE) * KV_TOKEN + head * KV_HEAD
+                    (position % BLOCK_SIZE) * KV_TOKEN + head * KV_HEAD
                 )
                 k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
                 v = tl.load(v_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
@@ -167,12 +169,12 @@ def batch_invariant_attention_kernel(
         else:
             acc = acc0
         if spread:
-            slot = (row * max_splits + split).to(tl.int64) * num_heads + head * GROUP + member
-            sums_at = sums_ptr + slot
+            place = (row * max_splits + split).to(tl.int64) * num_heads + head * GROUP + member
+            sums_at = sums_ptr + place
             tl.store(sums_at, top, mask=real)
             sums_at += num_decodes.to(tl.int64) * max_splits * num_heads
             tl.store(sums_at, total, mask=real)
-            tl.store(partials_ptr + slot[:, None] * DIM + column[None, :], acc, mask=real[:, None])
+            tl.store(partials_ptr + place[:, None] * DIM + column[None, :], acc, mask=real[:, None])
         else:
             all_top, all_total, all_acc = merge(all_top, all_total, all_acc, top, total, acc)
     if spread:
@@ -205,10 +207,10 @@ def merge_splits_kernel(
     plane = num_decodes.to(tl.int64) * max_splits * num_heads
     num_splits = tl.cdiv(tl.load(context_lens_ptr + row), SPLIT)
     for split in tl.range(0, num_splits, num_stages=3):
-        slot = (row * max_splits + split).to(tl.int64) * num_heads + head * GROUP + member
-        new_top = tl.load(sums_ptr + slot, mask=real, other=LOWEST)
-        new_total = tl.load(sums_ptr + plane + slot, mask=real, other=0.0)
-        part = slot[:, None] * DIM + column[None, :]
+        place = (row * max_splits + split).to(tl.int64) * num_heads + head * GROUP + member
+        new_top = tl.load(sums_ptr + place, mask=real, other=LOWEST)
+        new_total = tl.load(sums_ptr + plane + place, mask=real, other=0.0)
+        part = place[:, None] * DIM + column[None, :]
         new_acc = tl.load(partials_ptr + part, mask=real[:, None], other=0.0)
         top, total, acc = merge(top, total, acc, new_top, new_total, new_acc)
     spot = (row * num_heads + head * GROUP + member)[:, None] * HEAD_DIM + column[None, :]

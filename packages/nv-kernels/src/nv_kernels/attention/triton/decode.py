@@ -1,18 +1,18 @@
-"""Paged attention of one query token a sequence: split keys, packed query heads, one launch.
+"""Paged attention of one query token per sequence: split keys, packed query heads, one launch.
 
-Owns the decode kernel. Never cuts the work (decode_plan does) and never holds a buffer
-(nv_kernels.attention.triton.backend does).
+Owns the decode kernel. `decode_plan` divides the work, `backend` holds the buffers.
 
-A program takes one record of the plan: some tiles of one (sequence, kv head) (FlashDecoding's
-split, Dao et al. 2023; PagedAttention's blocks, Kwon et al. 2023). Both products are turned round:
-keys, and the values' dims, lie along the tensor core's long side and the group's query heads are
-its 8 columns; as 16 rows they would be mostly padding. A piece that is a whole sequence writes its
-output; otherwise it leaves a partial, and the last of the item's pieces to arrive merges them in a
-fixed order, so results are bitwise repeatable. Rows of context length 0 get zeros.
+A program computes one piece, a record of the plan: some tiles of one item, that is of one
+(sequence, kv head) (FlashDecoding's split, Dao et al. 2023; PagedAttention's blocks, Kwon et al.
+2023). Both products are transposed: keys, and the values' dims, lie along the tensor core's long
+side, and the group's query heads are its 8 columns; as 16 rows they would be mostly padding. The
+only piece of an item writes the output. Otherwise each piece writes a partial, and the program that
+finishes last merges the item's partials in a fixed order, so results are bitwise repeatable. Rows
+of context length 0 become 0.
 
-Under programmatic launch everything before the wait reads only the plan, the block table and
-keys of earlier kernels: plan, block table and all keys and values but a row's newest must be
-written at least two kernels ahead, or by a kernel that holds its successor back.
+With programmatic launch, the code before the wait reads only the plan, the block table and older
+keys. So the plan, the block table, and all keys and values except a row's newest must be written at
+least two kernels earlier, or by a kernel that does not let the next one start early.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def decode_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     Q_TOKEN: tl.constexpr,
     Q_HEAD: tl.constexpr,
@@ -63,10 +63,10 @@ def decode_attention_kernel(
     q [rows, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
     int16 pairs where FP8; out [rows, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 but
     not CONVERT (the card converts e4m3) both scales hold the 2**8 of the pairs. DIM: HEAD_DIM
-    rounded up to a power of two. PAGE is a multiple of TILE, or divides it. MERGE partials are
-    merged at a time. sums holds the base-2 logarithms of the partials' softmax sums. KEYS_FIRST:
-    the first keys are on their way before the queries are read, and before the wait if the newest
-    is not among the piece's.
+    rounded up to a power of two. BLOCK_SIZE is a multiple of TILE, or divides it. MERGE partials
+    are merged at a time. sums holds the base-2 logarithms of the partials' softmax sums.
+    KEYS_FIRST: load the first keys before the queries, and before the wait if the newest key is not
+    in this piece.
     """
     MEMBERS: tl.constexpr = 8 if GROUP <= 8 else 16  # of the products' short side
     WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM  # of a key, in loaded elements
@@ -78,7 +78,7 @@ def decode_attention_kernel(
     length = tl.load(record + 3)
     block = tl.load(record + 4)
     next_block = tl.load(record + 5)
-    first_slot = tl.load(record + 6)
+    first_part = tl.load(record + 6)
     pieces = tl.load(record + 7)
     row = tl.maximum(item, 0) // NUM_KV_HEADS
     head = tl.maximum(item, 0) % NUM_KV_HEADS
@@ -88,7 +88,8 @@ def decode_attention_kernel(
     column = tl.arange(0, DIM)
     lane = tl.arange(0, WIDE)
     member = tl.arange(0, MEMBERS)
-    # The newest key is the previous kernel's: only its piece must wait before it reads keys.
+    # The previous kernel writes the newest key: only the piece with it must wait before it reads
+    # keys.
     has_newest = end_tile * TILE >= length
     if PREFETCH > 0:
         prefetch_tiles(
@@ -102,7 +103,7 @@ def decode_attention_kernel(
             next_block,
             PREFETCH,
             TILE,
-            PAGE,
+            BLOCK_SIZE,
             WIDTH,
             KV_BLOCK,
             KV_TOKEN,
@@ -118,7 +119,7 @@ def decode_attention_kernel(
     real = (member < GROUP)[:, None]
     inside = real & (column < HEAD_DIM)[None, :]
     q_at = q_ptr + row * Q_TOKEN + (head * GROUP + member)[:, None] * Q_HEAD + column[None, :]
-    if KEYS_FIRST:  # Triton issues a loop's first loads before its body, where the queries come
+    if KEYS_FIRST:  # Triton issues a loop's first loads before its body, which loads the queries
         q0 = tl.zeros([MEMBERS, WIDE], tl.float16 if FP8 else q_ptr.dtype.element_ty)
         q1 = q0
     elif FP8:
@@ -132,28 +133,30 @@ def decode_attention_kernel(
     weights = tl.zeros([TILE, MEMBERS], tl.float32)  # summed after the loop, once
     k_spot = (token * KV_TOKEN)[:, None] + lane[None, :] + head * KV_HEAD
     v_spot = (token * KV_TOKEN)[None, :] + lane[:, None] + head * KV_HEAD
-    if PAGE < TILE:
+    if BLOCK_SIZE < TILE:
         position = first_tile * TILE + token
-        blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
+        blocks = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
     for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
         valid = token < length - tile * TILE
         # Masked loads, not only masked scores: 820 tokens are 1.5 % less than 13 tiles of 64.
         k_there = valid[:, None] & (lane < WIDTH)[None, :]
         v_there = valid[None, :] & (lane < WIDTH)[:, None]
-        if PAGE >= TILE:
-            base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % PAGE) * KV_TOKEN
+        if BLOCK_SIZE >= TILE:
+            base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % BLOCK_SIZE) * KV_TOKEN
             k = tl.load(k_ptr + base + k_spot, mask=k_there, other=0)
             v = tl.load(v_ptr + base + v_spot, mask=v_there, other=0)
             # Block numbers run two tiles ahead. Triton 3.6 does not pipeline a loop that yields
             # a carried value as it came, hence the maximum.
             block = tl.maximum(next_block, 0)
-            next_block = tl.load(table + (tl.minimum(tile + 2, end_tile - 1) * TILE) // PAGE)
+            next_block = tl.load(table + (tl.minimum(tile + 2, end_tile - 1) * TILE) // BLOCK_SIZE)
         else:
-            base = blocks.to(tl.int64) * KV_BLOCK + ((token % PAGE) * KV_TOKEN + head * KV_HEAD)
+            base = blocks.to(tl.int64) * KV_BLOCK + (
+                (token % BLOCK_SIZE) * KV_TOKEN + head * KV_HEAD
+            )
             k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=k_there, other=0)
             v = tl.load(v_ptr + base[None, :] + lane[:, None], mask=v_there, other=0)
             position = tl.minimum(tile + 1, end_tile - 1) * TILE + token
-            blocks = tl.load(table + position // PAGE, mask=position < length, other=0)
+            blocks = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
         if KEYS_FIRST and tile == first_tile:
             wait_for_previous(PDL)
             if FP8:
@@ -181,7 +184,7 @@ def decode_attention_kernel(
     if KEYS_FIRST and num_tiles == 0:
         wait_for_previous(PDL)
     total = tl.sum(weights, 0)
-    total = tl.where(total > 0.0, total, 1.0)  # an empty row: zeros
+    total = tl.where(total > 0.0, total, 1.0)  # an empty row becomes 0
     share = (v_scale / total)[None, :]
     if FP8:
         acc = tl.interleave((acc0 * share).T, (acc1 * share).T)
@@ -193,22 +196,22 @@ def decode_attention_kernel(
         spot = member[:, None] * HEAD_DIM + column[None, :]
         tl.store(out_row + spot, acc.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        slot = first_slot + pieces % 65536
-        tl.store(sums_ptr + slot * GROUP + member, top + tl.log2(total), mask=member < GROUP)
-        part = (slot * GROUP + member)[:, None] * DIM + column[None, :]
+        partial = first_part + pieces % 65536
+        tl.store(sums_ptr + partial * GROUP + member, top + tl.log2(total), mask=member < GROUP)
+        part = (partial * GROUP + member)[:, None] * DIM + column[None, :]
         tl.store(partials_ptr + part, acc, mask=real)
-        tl.debug_barrier()  # all warps' stores come before the one thread's release
-        arrived = tl.atomic_add(counters_ptr + first_slot, 1, sem="acq_rel", scope="gpu")
+        tl.debug_barrier()  # all warps must have stored before one thread releases
+        arrived = tl.atomic_add(counters_ptr + first_part, 1, sem="acq_rel", scope="gpu")
         if arrived == num_pieces - 1:
             merge_partials(
-                partials_ptr, sums_ptr, out_row, first_slot, num_pieces, GROUP, HEAD_DIM, DIM, MERGE
+                partials_ptr, sums_ptr, out_row, first_part, num_pieces, GROUP, HEAD_DIM, DIM, MERGE
             )
-            tl.store(counters_ptr + first_slot, 0)  # ready for the next layer
+            tl.store(counters_ptr + first_part, 0)  # ready for the next layer
 
 
 @triton.jit
 def load_pairs(q_at, inside, MEMBERS: tl.constexpr, WIDE: tl.constexpr):
-    """Load the group's queries for fp8 keys: their even and their odd columns, in fp16."""
+    """Load the group's queries for fp8 keys: the even and the odd columns, in fp16."""
     q = tl.load(q_at, mask=inside, other=0.0).to(tl.float16)
     return tl.split(tl.reshape(q, [MEMBERS, WIDE, 2]))
 
@@ -225,12 +228,12 @@ def prefetch_tiles(
     next_block,
     PREFETCH: tl.constexpr,
     TILE: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KV_TOKEN: tl.constexpr,
 ):
-    """Fetch a piece's first PREFETCH tiles into L2, which another kernel's writes cannot stale."""
+    """Fetch a piece's first PREFETCH tiles into L2, which sees the writes of other kernels."""
     LINES: tl.constexpr = triton.next_power_of_2((WIDTH + 63) // 64)  # 128 bytes, 64 elements each
     line = tl.arange(0, TILE * LINES)
     token = line // LINES
@@ -238,18 +241,18 @@ def prefetch_tiles(
         tile = first_tile + ahead
         there = ahead < num_tiles
         wanted = there & (token < length - tile * TILE) & ((line % LINES) * 64 < WIDTH)
-        if PAGE >= TILE:
+        if BLOCK_SIZE >= TILE:
             tile_block = block
             if ahead == 1:
                 tile_block = next_block
             if ahead > 1:
                 last = tl.maximum(tl.minimum(tile, first_tile + num_tiles - 1), 0)
-                tile_block = tl.load(table + (last * TILE) // PAGE)
-            start = tile_block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % PAGE) * KV_TOKEN
+                tile_block = tl.load(table + (last * TILE) // BLOCK_SIZE)
+            start = tile_block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % BLOCK_SIZE) * KV_TOKEN
             spot = start + token * KV_TOKEN + (line % LINES) * 64
         else:
-            blocks = tl.load(table + (tile * TILE + token) // PAGE, mask=wanted, other=0)
-            inner = (token % PAGE) * KV_TOKEN + (line % LINES) * 64
+            blocks = tl.load(table + (tile * TILE + token) // BLOCK_SIZE, mask=wanted, other=0)
+            inner = (token % BLOCK_SIZE) * KV_TOKEN + (line % LINES) * 64
             spot = blocks.to(tl.int64) * KV_BLOCK + inner
         prefetch_l2(k_ptr + spot, wanted)
         prefetch_l2(v_ptr + spot, wanted)

@@ -1,20 +1,22 @@
-"""Cuts a step's decode rows into pieces of work, on the device, once for all layers.
+"""Divides a step's decode rows into pieces of work, on the device, once for all layers.
 
-Owns the record of a piece and the rule of the cut. Never reads keys or values, and never lets a
-grid depend on a length: lengths stay on the device.
+Owns the record of a piece and the rule of the division. Never reads keys or values. Grids do not
+depend on lengths, which stay on the device.
 
-A record is eight int32: item (row * Hkv + head, -1: nothing to do), first tile, tiles, context
-length, block of the first tile, block of the second, first slot of the item's partials, and
+A record is eight int32: item (row * Hkv + head; -1: no work), first tile, tiles, context
+length, block of the first tile, block of the second, first of the item's partials, and
 pieces of the item * 65536 + this one's index.
 
-The rule (measured on an H100): the smallest chunk, cut evenly, with which all pieces are resident
-at once, but pieces of up to 8 tiles rather than a third round of merging. Where all at once needs
-more than MAX_TILES tiles a piece, the card is full anyway and pieces of at most MAX_TILES go
-longest first, so that the hardware's dispatch evens out the tail (but for pieces up to half larger
-than a processor's share, if with them all are resident: no second round for a few). A split costs
-about half a tile, hence never more pieces than that; but where pieces are uneven, the longest a
-third above the mean, those above a program's share are cut to it, and the others run in the places
-that short ones leave.
+The rule (measured on an H100):
+
+- Take the smallest chunk, in tiles per piece, with which all pieces are resident at once. But
+  prefer pieces of up to 8 tiles to a third round of merging.
+- If that chunk exceeds MAX_TILES, the card is full anyway: pieces of at most MAX_TILES run longest
+  first, so that the hardware balances the end. But if pieces of up to 1.5 times a processor's share
+  make all resident, take those: there is then no second round for a few pieces.
+- A split costs about half a tile, so there are never more pieces than these rules need.
+- If the longest row is a third above the mean, cut the rows that exceed a program's share to that
+  share; the extra pieces run where short rows leave room.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def count_pieces(tiles, present, chunk, NUM_KV_HEADS: tl.constexpr):
 
 @triton.jit
 def smallest_chunk(tiles, present, low, high, bound, NUM_KV_HEADS: tl.constexpr):
-    """Give the smallest chunk in (low, high] with at most `bound` pieces, or `high`."""
+    """Return the smallest chunk in (low, high] with at most `bound` pieces, or `high`."""
     while low + 1 < high:
         middle = (low + high) // 2
         fits = count_pieces(tiles, present, middle, NUM_KV_HEADS) <= bound
@@ -46,9 +48,9 @@ def smallest_chunk(tiles, present, low, high, bound, NUM_KV_HEADS: tl.constexpr)
 
 @triton.jit
 def least_chunk(longest, MERGE: tl.constexpr):
-    """Give the fewest tiles worth a piece, at most 8: another round of merging costs as much.
+    """Return the fewest tiles that a piece should have, at most 8: a merging round costs as much.
 
-    One round for a row of up to 4 * MERGE tiles, then two.
+    One round for a row of up to 4 * MERGE tiles, two for longer ones.
     """
     one_round = tl.minimum(tl.cdiv(longest, MERGE), 4)
     two_rounds = tl.minimum(tl.cdiv(longest, 2 * MERGE), 8)
@@ -66,10 +68,10 @@ def choose_chunk(
     MAX_TILES: tl.constexpr,
     CUT_UNEVEN: tl.constexpr,
 ):
-    """Give the most tiles of a piece: few enough to fill the card, and no more than MAX_TILES.
+    """Return the most tiles of a piece: few enough to fill the card, and at most MAX_TILES.
 
-    But rather half more than a processor's share, if then all pieces run at once; and no more than
-    a program's share where that would leave the others idle.
+    Two exceptions: up to 1.5 times a processor's share if all pieces then run at once, and at most
+    a program's share where longer pieces would leave other programs idle.
     """
     low = least_chunk(tl.max(tiles, 0), MERGE) - 1
     high = tl.full((), MAX_TILES, tl.int32)  # a loop carries tensors, not constants
@@ -105,7 +107,7 @@ def decode_plan_kernel(
     num_resident,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     MERGE: tl.constexpr,
     MAX_TILES: tl.constexpr,
@@ -113,10 +115,10 @@ def decode_plan_kernel(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let program i write the records of row i; each repeats the small sums over all rows.
+    """Program i writes the records of row i; every program repeats the small sums over all rows.
 
-    ROWS is a power of two, at least num_rows. num_pieces is the number of records, and bounds
-    the cut. CHUNK records are written at a time.
+    ROWS is a power of two, at least num_rows. num_pieces is the number of records, which bounds
+    the pieces. CHUNK records are written at a time.
     """
     wait_and_hold(PDL)  # attention reads the records before its own wait
     row = tl.program_id(0)
@@ -133,7 +135,7 @@ def decode_plan_kernel(
         MAX_TILES,
         CUT_UNEVEN,
     )
-    pieces = tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0)  # of one head
+    pieces = tl.where(present, tl.maximum(tl.cdiv(tiles, chunk), 1), 0)  # pieces per head
     longest = tl.cdiv(tiles, tl.maximum(pieces, 1))
 
     length = tl.load(context_lens_ptr + row)
@@ -145,7 +147,7 @@ def decode_plan_kernel(
     total = tl.sum(pieces, 0) * NUM_KV_HEADS
     table = block_tables_ptr + row.to(tl.int64) * table_stride
     small = own_tiles // own_pieces
-    uneven = own_tiles % own_pieces  # so many pieces have a tile more
+    uneven = own_tiles % own_pieces  # number of pieces with one more tile
     for start in tl.range(0, own_pieces * NUM_KV_HEADS, CHUNK, num_stages=1):
         piece = start + tl.arange(0, CHUNK)
         mine = piece < own_pieces * NUM_KV_HEADS
@@ -155,8 +157,8 @@ def decode_plan_kernel(
         count = small + (index < uneven).to(tl.int32)
         second = tl.maximum(tl.minimum(tile + 1, tile + count - 1), 0)
         some = mine & (count > 0)
-        block = tl.load(table + (tile * TILE) // PAGE, mask=some, other=0)
-        next_block = tl.load(table + (second * TILE) // PAGE, mask=some, other=0)
+        block = tl.load(table + (tile * TILE) // BLOCK_SIZE, mask=some, other=0)
+        next_block = tl.load(table + (second * TILE) // BLOCK_SIZE, mask=some, other=0)
         record = records_ptr + (first + piece) * 8
         tl.store(record, row * NUM_KV_HEADS + head, mask=mine)
         tl.store(record + 1, tile, mask=mine)

@@ -1,12 +1,12 @@
 """The chunk kernel for Hopper: warps that load, and two groups of warps that compute.
 
-Owns the same work as `prefill`, for cards with wgmma and bulk tensor copies. A loading
-warp (hopper_items) keeps STAGES blocks of keys and values in flight; each of two warp groups owns
-64 rows, so that one computes its softmax while the other keeps the tensor cores busy, and starts
-the next scores before it weighs the last values (FlashAttention-3, Shah et al. 2024). Blocks run
-from the diagonal down to the first. Programs take tiles until none is left, so that one tile's
-end overlaps the next one's start. Written in Gluon, where warps can be given roles; it is
-experimental: import this module only on a Hopper card.
+Does the same work as `prefill`, for cards with wgmma and bulk tensor copies. A loading warp
+(hopper_items) keeps STAGES blocks of keys and values in flight; each of two warp groups computes 64
+rows, so that one computes its softmax while the other uses the tensor cores. A group starts the
+next scores before it multiplies the last weights by the values (FlashAttention-3, Shah et al.
+2024). Blocks run from the diagonal down to the first. Programs take tiles until none is left, so
+that the end of one tile overlaps the start of the next. Written in Gluon, where warps can have
+roles. Gluon is experimental: import this module only on a Hopper card.
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -33,15 +33,15 @@ from nv_kernels.attention.triton.hopper_items import (
 )
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
 
-LOWEST = gl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
-# Below every real score and far above LOWEST: a row that sees nothing of its first block weighs
-# it with 0. (Were its maximum LOWEST itself, the rounding of LOWEST * scale would decide.)
+LOWEST = gl.constexpr(-1.0e30)  # in place of -inf: differences stay finite
+# Below every real score and far above LOWEST: a row that sees no key of its first block gives that
+# block weight 0. (With LOWEST as the maximum, the rounding of LOWEST * scale would decide.)
 FLOOR = gl.constexpr(-1.0e20)
 
 
 @gluon.jit
 def _softmax(scores, top, qk_scale):
-    """Give the new row maxima, the factor for what was summed before, and the weights."""
+    """Return the new row maxima, the factor for what was summed before, and the weights."""
     new_top = gl.maximum(top, gl.max(scores, 1) * qk_scale)
     weights = gl.exp2(scores * qk_scale - gl.expand_dims(new_top, 1))
     return new_top, gl.exp2(top - new_top), weights
@@ -55,9 +55,9 @@ def _compute(
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr,
 ):  # fmt: skip
-    """Attend for rows which * 64 to which * 64 + 63 of each item."""
+    """Compute rows which * 64 to which * 64 + 63 of each item."""
     dtype: gl.constexpr = q_tiles.dtype
-    across: gl.constexpr = HEAD_DIM // 8  # threads along a row, in pieces of 16 bytes
+    across: gl.constexpr = HEAD_DIM // 8  # threads along a row, 16 bytes each
     rows_layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
     s_layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
@@ -73,7 +73,7 @@ def _compute(
     position = gl.arange(0, BLOCK_N, gl.SliceLayout(0, s_layout))
     none = gl.zeros([HALF, BLOCK_N], gl.float32, s_layout)
     base = gl.to_tensor(0)  # blocks of the items before
-    # Registers allow the next item's queries to be loaded while this one ends, or do not.
+    # Load the next item's queries while this one ends, where the registers suffice.
     EARLY: gl.constexpr = HEAD_DIM <= 128 and HALF % GROUP == 0
     turn = gl.to_tensor(0)
     item = take(items, item_full, item_empty, turn)
@@ -115,12 +115,12 @@ def _compute(
         p = gl.convert_layout(weights.to(dtype), p_layout)
         acc = gl.zeros([HALF, HEAD_DIM], gl.float32, o_layout)
         if end * BLOCK_N > context:
-            # Slots past the sequence's end may hold anything, and a NaN times 0 is a NaN.
+            # The cache past the sequence's end is undefined, and NaN times 0 is NaN.
             mbarrier.wait(v_full.index(stage), (base // STAGES) & 1)
             last = v_tiles.index(stage).reshape([BLOCK_N, HEAD_DIM])
-            slot = (end - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, rows_layout))
+            value_key = (end - 1) * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(1, rows_layout))
             values = last.load(rows_layout)
-            values = gl.where(gl.expand_dims(slot < context, 1), values, 0.0)
+            values = gl.where(gl.expand_dims(value_key < context, 1), values, 0.0)
             last.store(values.to(dtype))
             fence_async_shared()
             gl.thread_barrier()
@@ -136,7 +136,7 @@ def _compute(
             mbarrier.wait(v_full.index(before), before_phase)
             v = v_tiles.index(before).reshape([BLOCK_N, HEAD_DIM])
             running = warpgroup_mma(p, v, warpgroup_mma_init(acc), is_async=True)
-            # All that is in flight passes through the wait: nothing may touch it before.
+            # All results in flight are arguments of the wait, so that no code reads them earlier.
             scores, running, p = warpgroup_mma_wait(
                 num_outstanding=1, deps=(next_scores, running, p)
             )
@@ -184,15 +184,16 @@ def _compute(
 def prefill_hopper_kernel(
     q_ptr, k_desc, v_desc, block_tables_ptr, out_ptr, records_ptr,
     table_stride, num_records, num_tokens, qk_scale, v_scale,
-    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, PAGE: gl.constexpr,
+    NUM_KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_TOKEN: gl.constexpr, Q_HEAD: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Attend over tiles of 128 // GROUP query tokens for one kv head, each program over several.
+    """Attend tiles of 128 // GROUP query tokens for one kv head; a program computes several.
 
-    As `prefill_attention_kernel`, from the same records, launched with 4 warps and at most one
-    program a multiprocessor; k_desc and v_desc describe the cache as [blocks, Hkv, page, D] in
-    boxes of [1, 1, BLOCK_N, D].
+    Like `prefill_attention_kernel`, with the same records. Launched with 4 warps and at most one
+    program per multiprocessor. k_desc and v_desc describe the cache as [blocks, Hkv, block_size, D]
+    in boxes of [1, 1, BLOCK_N, D].
     """
     if PDL:
         wait_for_previous()
@@ -217,9 +218,9 @@ def prefill_hopper_kernel(
     items = gl.allocate_shared_memory(gl.int32, [2, 1], shared)
     item_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     item_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(2):
-        mbarrier.init(item_full.index(slot), count=1)
-        mbarrier.init(item_empty.index(slot), count=2)
+    for side in gl.static_range(2):
+        mbarrier.init(item_full.index(side), count=1)
+        mbarrier.init(item_empty.index(side), count=2)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
@@ -252,7 +253,7 @@ def prefill_hopper_kernel(
                     k_desc, v_desc, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
                     items, item_full, item_empty, records_ptr, num_tiles, num_items,
                     block_tables_ptr, table_stride,
-                    PAGE, BLOCK_N, STAGES,
+                    BLOCK_SIZE, BLOCK_N, STAGES,
                 ),
             ),
         ],

@@ -1,7 +1,7 @@
-"""What the Hopper chunk kernel moves: items handed out, blocks of keys and values, queries.
+"""The loads of the Hopper chunk kernel: items, blocks of keys and values, queries.
 
-Owns the loading warp and its queue of items (a tile and a kv head). Never computes:
-the two warp groups of `hopper` do.
+Owns the loading warp and its queue of items (a tile and a kv head). The two warp groups of `hopper`
+compute.
 """
 
 # mypy: disable-error-code="attr-defined"
@@ -17,38 +17,38 @@ HALF = gl.constexpr(64)  # rows of a computing warp group
 
 @gluon.jit
 def read_item(records_ptr, num_tiles, num_items, item):
-    """Read an item's record: head by head, so that keys stay in L2; a head's longest first."""
+    """Read an item's record. Items go head by head, so that keys stay in L2, the longest first."""
     there = item < num_items
     head = item // num_tiles
     record = records_ptr + (item % num_tiles + 1) * 8
     row = gl.load(record, mask=there, other=0)
     query = gl.load(record + 1, mask=there, other=0)
     num_queries = gl.load(record + 2, mask=there, other=0)
-    seen = gl.load(record + 3, mask=there, other=0)  # by the first token
+    seen = gl.load(record + 3, mask=there, other=0)  # keys that the first token sees
     context = gl.load(record + 4, mask=there, other=0)
     return head, row, query, num_queries, seen, context
 
 
 @gluon.jit
 def hand_out(items, item_full, item_empty, turn, item):
-    """Tell both computing groups the item of a turn."""
-    slot = turn % 2
-    mbarrier.wait(item_empty.index(slot), ((turn // 2) & 1) ^ 1)
+    """Pass the item of a turn to both computing groups."""
+    side = turn % 2
+    mbarrier.wait(item_empty.index(side), ((turn // 2) & 1) ^ 1)
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    items.index(slot).store(gl.full([1], item, gl.int32, layout))
+    items.index(side).store(gl.full([1], item, gl.int32, layout))
     gl.thread_barrier()
-    mbarrier.arrive(item_full.index(slot), count=1)
+    mbarrier.arrive(item_full.index(side), count=1)
 
 
 @gluon.jit
 def take(items, item_full, item_empty, turn):
-    """Wait for the item of a turn."""
-    slot = turn % 2
-    mbarrier.wait(item_full.index(slot), (turn // 2) & 1)
+    """Wait for the item of a turn, and return it."""
+    side = turn % 2
+    mbarrier.wait(item_full.index(side), (turn // 2) & 1)
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    item = gl.max(items.index(slot).load(layout), 0)
+    item = gl.max(items.index(side).load(layout), 0)
     gl.thread_barrier()
-    mbarrier.arrive(item_empty.index(slot), count=1)
+    mbarrier.arrive(item_empty.index(side), count=1)
     return item
 
 
@@ -56,14 +56,14 @@ def take(items, item_full, item_empty, turn):
 def load_blocks(
     k_desc, v_desc, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, items, item_full,
     item_empty, records_ptr, num_tiles, num_items, block_tables_ptr, table_stride,
-    PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Take items until none is left; bring each one's blocks, the last first.
+    """Take items until none is left, and load the blocks of each, the last first.
 
-    The next item is taken before this one's blocks are brought: the others prepare for it.
+    It takes the next item before it loads this one's blocks: the computing groups prepare for it.
     """
     programs = gl.num_programs(0)
-    count = gl.to_tensor(0)  # blocks brought
+    count = gl.to_tensor(0)  # blocks loaded
     turn = gl.to_tensor(0)
     item = gl.program_id(0)
     hand_out(items, item_full, item_empty, turn, item)
@@ -76,22 +76,28 @@ def load_blocks(
         end = gl.cdiv(seen + num_queries - 1, BLOCK_N)
         for index in range(end):
             first = (end - 1 - index) * BLOCK_N
-            block = gl.load(table + first // PAGE)
+            block = gl.load(table + first // BLOCK_SIZE)
             stage = count % STAGES
             phase = ((count // STAGES) & 1) ^ 1
             mbarrier.wait(k_empty.index(stage), phase)
             mbarrier.expect(k_full.index(stage), k_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                k_desc, [block, head, first % PAGE, 0], k_full.index(stage), k_tiles.index(stage)
+                k_desc,
+                [block, head, first % BLOCK_SIZE, 0],
+                k_full.index(stage),
+                k_tiles.index(stage),
             )
             mbarrier.wait(v_empty.index(stage), phase)
             mbarrier.expect(v_full.index(stage), v_desc.block_type.nbytes)
             tma.async_copy_global_to_shared(
-                v_desc, [block, head, first % PAGE, 0], v_full.index(stage), v_tiles.index(stage)
+                v_desc,
+                [block, head, first % BLOCK_SIZE, 0],
+                v_full.index(stage),
+                v_tiles.index(stage),
             )
             count += 1
         item = next_item
-    # The last program to take its last item leaves the counters at rest for the next launch.
+    # The last program that finds the queue empty resets the counters for the next launch.
     if gl.atomic_add(records_ptr + 3, 1, sem="acq_rel") == programs - 1:
         gl.store(records_ptr + 2, 0)
         gl.store(records_ptr + 3, 0)
@@ -115,7 +121,7 @@ def load_queries(
 
 @gluon.jit
 def write_zeros(out_ptr, first, num_tokens, out_token: gl.constexpr):
-    """Give the query rows of no sequence their zeros, 512 elements at a time."""
+    """Write zeros to the query rows that belong to no sequence, 512 elements at a time."""
     lane = gl.arange(0, 512, gl.BlockedLayout([4], [32], [4], [0]))
     zeros = gl.zeros([512], out_ptr.dtype.element_ty, gl.BlockedLayout([4], [32], [4], [0]))
     for token in range(first + gl.program_id(0), num_tokens, gl.num_programs(0)):

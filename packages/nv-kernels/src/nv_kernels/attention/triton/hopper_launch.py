@@ -1,6 +1,6 @@
 """The launch of the Hopper chunk kernel: tensor descriptors of the cache.
 
-Owns how a cache is described to the bulk copy engine. Imports Gluon: only for a Hopper card.
+Describes the cache to the bulk copy engine. Imports Gluon: import it only for a Hopper card.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ def launch(
     """Launch the kernel.
 
     Args:
-        programs: at most one a multiprocessor.
-        qkv: queries [T, Hq, D], and keys and values of the cache [blocks, page, Hkv, D].
+        programs: number of programs, at most one per multiprocessor.
+        qkv: queries [T, Hq, D], and keys and values of the cache [blocks, block_size, Hkv, D].
         rest: the kernel's arguments from block_tables_ptr to v_scale.
         chosen: the settings.
     """
     q, k, v = qkv
     box = [1, 1, chosen.block_n, q.shape[2]]
-    # [blocks, Hkv, page, D]: a box is a run of one head's tokens, in either order of memory.
+    # [blocks, Hkv, block_size, D]: a box holds consecutive tokens of one head, in either memory
+    # order.
     keys, values = k.transpose(1, 2), v.transpose(1, 2)
     prefill_hopper_kernel[(programs,)](
         q,
@@ -43,7 +44,7 @@ def launch(
         NUM_KV_HEADS=k.shape[2],
         GROUP=q.shape[1] // k.shape[2],
         HEAD_DIM=q.shape[2],
-        PAGE=k.shape[1],
+        BLOCK_SIZE=k.shape[1],
         BLOCK_N=chosen.block_n,
         STAGES=chosen.stages,
         Q_TOKEN=q.stride(0),

@@ -1,7 +1,7 @@
-"""Adds up the partial results of one sequence and kv head, whichever program comes last.
+"""Merges the partial results of one item, a sequence and kv head.
 
-Owns the merge, in a fixed order of the pieces, so that a result does not depend on who came last.
-Never counts arrivals.
+The program that finishes last merges, in the fixed order of the pieces, so that the result does not
+depend on which program that is.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST = tl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
+LOWEST = tl.constexpr(-1.0e30)  # in place of -inf: differences stay finite
 
 
 @triton.jit
@@ -17,14 +17,14 @@ def merge_partials(
     partials_ptr,
     sums_ptr,
     out_row,
-    first_slot,
+    first_part,
     num_pieces,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     MERGE: tl.constexpr,
 ):
-    """Add up the pieces of one item, MERGE at a time, in order, and write its output."""
+    """Merge the partials of one item in order, MERGE at a time, and write its output."""
     MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
     member = tl.arange(0, MEMBERS)
     column = tl.arange(0, DIM)
@@ -33,11 +33,11 @@ def merge_partials(
     acc = tl.zeros([MEMBERS, DIM], tl.float32)
     for start in tl.range(0, num_pieces, MERGE, num_stages=1):
         piece = start + tl.arange(0, MERGE)
-        slot = (first_slot + piece)[:, None] * GROUP + member[None, :]
+        partial = (first_part + piece)[:, None] * GROUP + member[None, :]
         there = (piece < num_pieces)[:, None] & (member < GROUP)[None, :]
-        sums = tl.load(sums_ptr + slot, mask=there, other=LOWEST, cache_modifier=".cg")
+        sums = tl.load(sums_ptr + partial, mask=there, other=LOWEST, cache_modifier=".cg")
         part = tl.load(
-            partials_ptr + slot[:, :, None] * DIM + column[None, None, :],
+            partials_ptr + partial[:, :, None] * DIM + column[None, None, :],
             mask=there[:, :, None],
             other=0.0,
             cache_modifier=".cg",

@@ -1,7 +1,7 @@
-"""What the Triton backend prepares once a step, on the device, for all layers.
+"""The plan that the Triton backend makes once per step, on the device, for all layers.
 
 Owns the plans, their buffers and the launches of the plan kernels. Never reads a length on the
-host, never attends.
+host.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class DecodePlan:
     """The pieces of a step's decode rows, on the device.
 
     Attributes:
-        settings: what the cut was made for.
+        settings: the launch settings of the decode kernel.
         num_rows: decode rows.
-        num_pieces: records, a bound on the pieces.
+        num_pieces: number of records, a bound on the pieces.
         records: [num_pieces, 8] int32 (see nv_kernels.attention.triton.decode_plan).
-        counters: [num_pieces] int32, arrivals of an item's pieces; 0 between launches.
+        counters: [num_pieces] int32, finished pieces of each item; 0 between launches.
         partials: [num_pieces, group, D padded] fp32.
         sums: [num_pieces, group] fp32.
     """
@@ -61,11 +61,11 @@ class PrefillPlan:
 
 @dataclass(frozen=True)
 class TritonPlan:
-    """What `TritonAttention.plan` hands to `attend`.
+    """The plan of a step.
 
     Attributes:
-        decode: of the decode rows, None without any.
-        prefill: of the chunk rows, None without any.
+        decode: of the decode rows; None if there are none.
+        prefill: of the chunk rows; None if there are none.
     """
 
     decode: DecodePlan | None
@@ -74,13 +74,13 @@ class TritonPlan:
 
 @dataclass(frozen=True)
 class Buffers:
-    """A backend's device memory besides the cache, kept as long as the backend lives.
+    """A backend's device memory besides the cache, kept for the lifetime of the backend.
 
-    One tensor a purpose and size, sizes being powers of two: steps of one bucket share theirs,
-    and so do the graphs that were captured with them. Steps must run in order on one stream.
+    There is one tensor per purpose and size, and sizes are powers of two, so that steps of one
+    bucket, and the graphs captured with them, share theirs. Steps must run in order on one stream.
 
     Attributes:
-        device: where.
+        device: the card.
         tensors: by purpose and size.
     """
 
@@ -88,7 +88,7 @@ class Buffers:
     tensors: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict, repr=False)
 
     def get(self, purpose: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Give the buffer of this purpose with `size` elements, zeroed when it is new."""
+        """Return the buffer of this purpose with `size` elements, zeroed when it is new."""
         key = (purpose, size)
         if key not in self.tensors:
             self.tensors[key] = torch.zeros(size, dtype=dtype, device=self.device)
@@ -96,7 +96,7 @@ class Buffers:
 
 
 def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMetadata) -> DecodePlan:
-    """Cut the first num_decodes rows."""
+    """Divide the first num_decodes rows into pieces."""
     rows = metadata.num_decodes
     chosen = settings.decode_settings(shape, rows)
     num_pieces = settings.num_pieces(shape, chosen, rows, metadata.max_context_len)
@@ -123,7 +123,7 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
         chosen.num_resident,
         ROWS=_rows_bound(rows),
         TILE=chosen.tile,
-        PAGE=shape.block_size,
+        BLOCK_SIZE=shape.block_size,
         NUM_KV_HEADS=shape.num_kv_heads,
         MERGE=chosen.merge,
         MAX_TILES=chosen.max_tiles,
@@ -164,5 +164,5 @@ def plan_prefill(
 
 
 def _rows_bound(rows: int) -> int:
-    """Round up to one of few sizes: each is a kernel to compile."""
+    """Round up to one of few sizes, because each size compiles another kernel."""
     return 16 if rows <= 16 else 128 if rows <= 128 else max(1024, next_power_of_2(rows))

@@ -1,13 +1,13 @@
-"""Paged causal attention of chunks: several query tokens a sequence, with cached context.
+"""Paged causal attention of chunks: several query tokens per sequence, with cached context.
 
-Owns the chunk kernel. Never orders the tiles (prefill_plan does), never holds a buffer.
+Owns the chunk kernel. `prefill_plan` orders the tiles.
 
-A program takes one query tile of the plan and one kv head: the rows of its dots are tokens times
-the group's query heads, so short chunks and large groups fill them too, and the blocks on the
-diagonal are few. Online softmax in base 2 (FlashAttention-2, Dao 2023); blocks that every row
-sees in full run first and unmasked, then the few on the diagonal. The grid is (tiles, kv heads),
-bounded by the number of tokens and sequences; programs past the plan's tiles write zeros to the
-query rows that belong to no sequence.
+A program computes one query tile of the plan for one kv head. The rows of its dots are tokens times
+the group's query heads, so that short chunks fill them too and few blocks lie on the diagonal.
+Online softmax in base 2 (FlashAttention-2, Dao 2023). Blocks that every row sees in full run first,
+unmasked, then those on the diagonal. The grid is (tiles, kv heads), bounded by the number of tokens
+and sequences; programs after the plan's tiles write zeros to the query rows that belong to no
+sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton.language as tl
 from nv_kernels.cache.triton_fp8 import even_fp8, odd_fp8
 from nv_kernels.launch.triton_previous import wait_for_previous
 
-LOWEST = tl.constexpr(-1.0e30)  # stands for -inf: differences stay finite
+LOWEST = tl.constexpr(-1.0e30)  # in place of -inf: differences stay finite
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_records", "num_tokens"])
@@ -37,7 +37,7 @@ def prefill_attention_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     Q_TOKEN: tl.constexpr,
@@ -53,8 +53,8 @@ def prefill_attention_kernel(
 
     q [T, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
     int16 pairs where FP8; out [T, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 both
-    scales hold the 2**8 of the pairs. BLOCK_N divides PAGE, or PAGE
-    divides BLOCK_N.
+    scales hold the 2**8 of the pairs. BLOCK_N divides BLOCK_SIZE, or
+    BLOCK_SIZE divides BLOCK_N.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     WIDTH: tl.constexpr = HEAD_DIM // 2 if FP8 else HEAD_DIM
@@ -69,7 +69,7 @@ def prefill_attention_kernel(
     table_row = tl.load(record, mask=stored, other=0)
     query = tl.load(record + 1, mask=stored, other=0)
     num_queries = tl.load(record + 2, mask=stored, other=0)
-    seen = tl.load(record + 3, mask=stored, other=0)  # by the first token
+    seen = tl.load(record + 3, mask=stored, other=0)  # keys that the first token sees
     if rank >= num_tiles:
         query = num_used + (rank - num_tiles) * TOKENS
         num_queries = tl.minimum(num_tokens - query, TOKENS)
@@ -109,14 +109,16 @@ def prefill_attention_kernel(
 
     block = tl.load(table)
     for step in tl.range(0, clear, num_stages=STAGES):
-        if PAGE >= BLOCK_N:
-            base = block.to(tl.int64) * KV_BLOCK + ((step * BLOCK_N) % PAGE) * KV_TOKEN
+        if BLOCK_SIZE >= BLOCK_N:
+            base = block.to(tl.int64) * KV_BLOCK + ((step * BLOCK_N) % BLOCK_SIZE) * KV_TOKEN
             k = tl.load(k_ptr + base + spots, mask=(lane < WIDTH)[None, :], other=0)
             v = tl.load(v_ptr + base + spots, mask=(lane < WIDTH)[None, :], other=0)
-            block = tl.load(table + (tl.minimum(step + 1, last) * BLOCK_N) // PAGE)
+            block = tl.load(table + (tl.minimum(step + 1, last) * BLOCK_N) // BLOCK_SIZE)
         else:
-            blocks = tl.load(table + (step * BLOCK_N + position) // PAGE)
-            base = blocks.to(tl.int64) * KV_BLOCK + ((position % PAGE) * KV_TOKEN + head * KV_HEAD)
+            blocks = tl.load(table + (step * BLOCK_N + position) // BLOCK_SIZE)
+            base = blocks.to(tl.int64) * KV_BLOCK + (
+                (position % BLOCK_SIZE) * KV_TOKEN + head * KV_HEAD
+            )
             k = tl.load(
                 k_ptr + base[:, None] + lane[None, :], mask=(lane < WIDTH)[None, :], other=0
             )
@@ -129,15 +131,19 @@ def prefill_attention_kernel(
         acc0, acc1 = weighted_values(p, v, acc0, acc1, fade, FP8)
     for step in tl.range(clear, end, num_stages=STAGES):
         key = step * BLOCK_N + position
-        loaded = (key < limit)[:, None] & (lane < WIDTH)[None, :]  # garbage times 0 may be NaN
-        if PAGE >= BLOCK_N:
-            block = tl.load(table + (step * BLOCK_N) // PAGE)
-            base = block.to(tl.int64) * KV_BLOCK + ((step * BLOCK_N) % PAGE) * KV_TOKEN
+        loaded = (key < limit)[:, None] & (lane < WIDTH)[
+            None, :
+        ]  # undefined values times 0 may be NaN
+        if BLOCK_SIZE >= BLOCK_N:
+            block = tl.load(table + (step * BLOCK_N) // BLOCK_SIZE)
+            base = block.to(tl.int64) * KV_BLOCK + ((step * BLOCK_N) % BLOCK_SIZE) * KV_TOKEN
             k = tl.load(k_ptr + base + spots, mask=loaded, other=0)
             v = tl.load(v_ptr + base + spots, mask=loaded, other=0)
         else:
-            blocks = tl.load(table + key // PAGE, mask=key < limit, other=0)
-            base = blocks.to(tl.int64) * KV_BLOCK + ((position % PAGE) * KV_TOKEN + head * KV_HEAD)
+            blocks = tl.load(table + key // BLOCK_SIZE, mask=key < limit, other=0)
+            base = blocks.to(tl.int64) * KV_BLOCK + (
+                (position % BLOCK_SIZE) * KV_TOKEN + head * KV_HEAD
+            )
             k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
             v = tl.load(v_ptr + base[:, None] + lane[None, :], mask=loaded, other=0)
         scores = query_key(q0, q1, k, FP8)
@@ -172,7 +178,7 @@ def query_key(q0, q1, k, FP8: tl.constexpr):
 
 @triton.jit
 def online_softmax(scores, top, qk_scale):
-    """Give the new row maxima, the factor for what was summed before, and the weights."""
+    """Return the new row maxima, the factor for what was summed before, and the weights."""
     new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
     weights = tl.exp2(scores * qk_scale - new_top[:, None])
     return new_top, tl.exp2(top - new_top), weights
@@ -180,7 +186,7 @@ def online_softmax(scores, top, qk_scale):
 
 @triton.jit
 def weighted_values(p, v, acc0, acc1, fade, FP8: tl.constexpr):
-    """Fade the accumulators and add weights [M, N] times values [N, D]."""
+    """Rescale the accumulators and add weights [M, N] times values [N, D]."""
     if FP8:
         acc0 = tl.dot(p.to(tl.float16), even_fp8(v), acc0 * fade[:, None])
         acc1 = tl.dot(p.to(tl.float16), odd_fp8(v), acc1 * fade[:, None])

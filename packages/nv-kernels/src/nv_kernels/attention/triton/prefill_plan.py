@@ -1,11 +1,11 @@
 """Lists the query tiles of a step's chunk rows, longest first, on the device, for all layers.
 
-Owns the record of a tile. Never reads queries or keys; lengths stay on the device.
+Owns the record of a tile. Lengths stay on the device.
 
 Row 0 of the records is a header: number of tiles, query rows in use, and two counters for the
-kernel that hands tiles out (taken, programs done; 0 between launches). A record is eight int32:
-row of the block table, first query row of the tile, its query rows (tokens), keys that its first
-token sees, the row's context length, three spare.
+kernel whose programs take tiles from a queue (taken, programs done; 0 between launches). A record
+is eight int32: row of the block table, first query row of the tile, its query rows (tokens), keys
+that its first token sees, the row's context length, three spare.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def prefill_plan_kernel(
     CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let program i rank the tiles of chunk row i among all by the keys they see.
+    """Program i ranks the tiles of chunk row i among all tiles by the keys they see.
 
-    Rows are first_row to first_row + num_rows - 1; ROWS is a power of two, at least num_rows.
-    A tile holds TOKENS query tokens. No sort: a tile's rank is a sum over rows, in closed form,
-    of how many of their tiles see more. CHUNK tiles are ranked at a time.
+    Rows are first_row to first_row + num_rows - 1; ROWS is a power of two, at least num_rows. A
+    tile holds TOKENS query tokens. There is no sort: a tile's rank is a sum over rows, in closed
+    form, of the number of their tiles that see more keys. CHUNK tiles are ranked at a time.
     """
     wait_for_previous(PDL)
     own = tl.program_id(0)

@@ -1,7 +1,7 @@
 """Launch settings of the attention kernels, chosen from host bounds.
 
-Owns the tables of tile sizes, warps and stages, which measurement on an H100 decided
-(benchmarks/kernels_attention.py), and what the kernels accept. Never launches.
+Owns the tables of tile sizes, warps and stages, measured on an H100
+(benchmarks/kernels_attention.py), and the shapes that the kernels support.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_GROUP = 16
-PREFILL_ROWS = 128  # of a query tile: tokens times the group's heads
-SPLIT_PIECES = 4096  # pieces beyond one a (row, head) that a large step may have
+PREFILL_ROWS = 128  # rows of a query tile: tokens times the group's heads
+SPLIT_PIECES = 4096  # pieces that a large step may have beyond one per (row, head)
 
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How the decode kernel is cut and launched.
+    """How the decode kernel's work is divided and launched.
 
     Attributes:
-        tile: keys a step of the loop.
-        warps: of a program.
-        stages: of the software pipeline; stages - 1 buffers.
-        num_resident: pieces counted on to run at once. A kernel of which six fit a processor took
-            a quarter longer over four than one of which five fit; that they are spread unevenly
-            under programmatic launch is a guess.
+        tile: keys per iteration of the loop.
+        warps: warps per program.
+        stages: stages of the software pipeline, with stages - 1 buffers.
+        num_resident: pieces that are assumed to run at once. With four per processor, a kernel of
+            which six fit a processor took a quarter longer than one of which five fit; perhaps
+            programmatic launch spreads them unevenly.
         max_tiles: the most tiles of a piece where the card is full anyway.
-        prefetch: tiles fetched into L2 before the wait for the kernel ahead.
+        prefetch: tiles fetched into L2 before the wait for the previous kernel.
         merge: partials merged at a time.
-        keys_first: start on the keys before the queries are there; takes registers.
-        fp8_warps: over an fp8 cache, whose tiles are half as large; None: as many.
-        fp8_stages: likewise.
+        keys_first: load the keys before the queries; this needs more registers.
+        fp8_warps: warps for an fp8 cache, whose tiles are half as large; None: `warps`.
+        fp8_stages: stages for an fp8 cache; None: `stages`.
     """
 
     tile: int
@@ -54,7 +54,7 @@ class DecodeSettings:
     fp8_stages: int | None = None
 
     def pipeline(self, *, fp8: bool) -> tuple[int, int]:
-        """Give the warps and the stages for a cache in fp8 or not."""
+        """Return the warps and the stages for a cache, in fp8 or not."""
         if fp8:
             return self.fp8_warps or self.warps, self.fp8_stages or self.stages
         return self.warps, self.stages
@@ -62,12 +62,12 @@ class DecodeSettings:
 
 @dataclass(frozen=True)
 class PrefillSettings:
-    """How a chunk kernel is cut and launched.
+    """How a chunk kernel's work is divided and launched.
 
     Attributes:
-        block_n: keys a step of the loop.
-        stages: of the pipeline.
-        warps: of a program.
+        block_n: keys per iteration of the loop.
+        stages: stages of the pipeline.
+        warps: warps per program.
     """
 
     block_n: int
@@ -76,48 +76,49 @@ class PrefillSettings:
 
 
 def check(shape: AttentionShape) -> None:
-    """Refuse what the kernels were not written for.
+    """Check a shape.
 
     Raises:
-        ValueError: naming the value, what is possible and the way out.
+        ValueError: the kernels do not support the dtype, head_dim, group or block size.
     """
     group = shape.num_q_heads // shape.num_kv_heads
     if shape.dtype not in {torch.bfloat16, torch.float16}:
         raise ValueError(
-            f"the triton attention backend computes in bfloat16 or float16, not {shape.dtype}; "
+            f"dtype is {shape.dtype}: attention backend 'triton' takes bfloat16 or float16; "
             "use attention_backend 'torch'"
         )
     if shape.head_dim not in HEAD_DIMS:
         raise ValueError(
-            f"head_dim {shape.head_dim} is not one of {HEAD_DIMS}; use attention_backend 'torch'"
+            f"head_dim is {shape.head_dim}: it must be one of {HEAD_DIMS}; "
+            "use attention_backend 'torch'"
         )
     if not 1 <= group <= MAX_GROUP:
         raise ValueError(
-            f"{group} query heads a kv head are more than {MAX_GROUP}; "
+            f"query heads per kv head is {group}: it must be at most {MAX_GROUP}; "
             "use attention_backend 'torch'"
         )
     size = shape.block_size
     if size not in {16, 32} and (size < 64 or size % 64):
         raise ValueError(
-            f"block_size {size} is not 16, 32 or a multiple of 64; use attention_backend 'torch'"
+            f"block_size is {size}: it must be 16, 32 or a multiple of 64; "
+            "use attention_backend 'torch'"
         )
 
 
 def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
-    """Choose by how the number of (row, kv head) items compares with the card.
+    """Choose by the number of (row, kv head) items relative to the size of the card.
 
-    Few items: latency decides, so small programs, all at once, that start on their keys before
-    anything else and merge in one round. Many: each streams on its own, and the more bytes in
-    flight the better.
+    With few items latency matters: small programs, all resident, load their keys first and merge
+    in one round. With many items bandwidth matters: each program keeps many bytes in flight.
     """
     processors = num_multiprocessors(shape.device)
     items = num_rows * shape.num_kv_heads
     dim = next_power_of_2(shape.head_dim)
     members = next_power_of_2(shape.num_q_heads // shape.num_kv_heads)
     tile = 64 if dim <= 128 else 32
-    room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that the registers hold
-    narrow = members <= 8  # 16 columns take twice the registers of 8
-    # Wide heads take the registers that keys_first wants; so do 16 columns beside several blocks.
+    room = max(1, 64 * 128 // (members * max(dim, 128)))  # partials that fit the registers
+    narrow = members <= 8  # 16 columns need twice the registers of 8
+    # Wide heads need the registers of keys_first; so do 16 columns with several blocks per tile.
     early = dim <= 128 and (narrow or shape.block_size >= tile)
     if 8 * items <= processors:
         merge = min(32, room)
@@ -156,7 +157,7 @@ def decode_settings(shape: AttentionShape, num_rows: int) -> DecodeSettings:
 def num_pieces(
     shape: AttentionShape, chosen: DecodeSettings, num_rows: int, max_context_len: int
 ) -> int:
-    """Bound the pieces of a step, whatever the lengths: the grid and the size of the buffers."""
+    """Bound the pieces of a step for all lengths: the grid and the size of the buffers."""
     items = num_rows * shape.num_kv_heads
     longest = max(1, -(-max_context_len // (chosen.max_tiles * chosen.tile)))
     resident = chosen.num_resident + (items // 2 if cuts_uneven(shape, num_rows) else 0)
@@ -164,26 +165,27 @@ def num_pieces(
 
 
 def cuts_uneven(shape: AttentionShape, num_rows: int) -> bool:
-    """Say whether the plan cuts the longer rows of uneven ones once more.
+    """Return whether the plan splits rows again that are longer than the others.
 
-    Where items are about as many as programs run at once, a step would take as long as its longest
-    row. With fewer items all rows are cut in many pieces, with more the hardware evens them out.
+    If about as many items as programs run at once, a step takes as long as its longest row. With
+    fewer items all rows have many pieces; with more items the hardware balances them.
     """
     items, processors = num_rows * shape.num_kv_heads, num_multiprocessors(shape.device)
     return processors < items <= 8 * processors
 
 
 def prefill_settings(shape: AttentionShape) -> PrefillSettings:
-    """Choose for the kernel of any card: 128 rows, and what shared memory holds."""
+    """Choose for the kernel of every card: 128 rows, and as many stages as fit shared memory."""
     if next_power_of_2(shape.head_dim) <= 128:
         return PrefillSettings(block_n=64, stages=3, warps=8)
     return PrefillSettings(block_n=32, stages=2, warps=8)
 
 
 def hopper_prefill_settings(shape: AttentionShape) -> PrefillSettings | None:
-    """Choose for the kernel of Hopper cards; None where another must do.
+    """Choose for the kernel of Hopper cards; None if it does not support the shape.
 
-    A block of keys lies in one cache block, and a key is a power of two of 16-bit elements.
+    A block of keys must lie in one cache block, and a key must be a power of two of 16-bit
+    elements.
     """
     head_dim, size = shape.head_dim, shape.block_size
     if size < 64 or head_dim not in {64, 128, 256}:

@@ -1,7 +1,7 @@
 """Copies the e4m3 keys and values that a step's chunk rows see into 16-bit blocks.
 
-Owns the copy. Never attends: what was written for 16-bit caches reads the blocks, which costs less
-than converting each tile once for every query tile.
+The kernel for 16-bit caches then reads these blocks. This costs less than converting each tile once
+per query tile.
 
 A value is written as its fp8 value times 2**-8 (see nv_kernels.cache.triton_fp8), which both
 16-bit dtypes hold exactly.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from nv_kernels.attention.metadata import AttentionMetadata
 
-TILE = 64  # tokens of a program
+TILE = 64  # tokens per program
 
 
 @triton.jit(do_not_specialize=["table_stride", "first_row", "width"])
@@ -42,17 +42,17 @@ def widen_kv_kernel(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAIRS: tl.constexpr,
-    PAGE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KV_TOKEN: tl.constexpr,
     KV_HEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let a program copy TILE tokens of one (row, head), and say where its block went.
+    """Each program copies TILE tokens of one (row, head), and writes the new block's number.
 
-    k, v: int16 pairs, strides in pairs; out [rows * width, Hkv, PAGE, D]. PAIRS: D / 2 rounded up
-    to a power of two.
+    k, v: int16 pairs, strides in pairs; out [rows * width, Hkv, BLOCK_SIZE, D]. PAIRS: D / 2
+    rounded up to a power of two.
     """
     wait_for_previous(PDL)
     row = tl.program_id(0)
@@ -61,20 +61,22 @@ def widen_kv_kernel(
     length = tl.load(context_lens_ptr + first_row + row)
     if first >= length:
         return
-    index = first // PAGE
+    index = first // BLOCK_SIZE
     if head == 0:
         told = out_tables_ptr + (first_row + row) * width + index
         tl.store(told, row * width + index)
     table = block_tables_ptr + (first_row + row).to(tl.int64) * table_stride
     block = tl.load(table + index).to(tl.int64)
-    token = first % PAGE + tl.arange(0, TILE)
+    token = first % BLOCK_SIZE + tl.arange(0, TILE)
     pair = tl.arange(0, PAIRS)
     D: tl.constexpr = HEAD_DIM
     mask = (first + tl.arange(0, TILE) < length)[:, None] & (pair < D // 2)[None, :]
     spot = block * KV_BLOCK + head * KV_HEAD + (token * KV_TOKEN)[:, None] + pair[None, :]
     column = tl.arange(0, 2 * PAIRS)
     keep = (first + tl.arange(0, TILE) < length)[:, None] & (column < D)[None, :]
-    to = (row * width + index).to(tl.int64) * (NUM_KV_HEADS * PAGE * D) + head * (PAGE * D)
+    to = (row * width + index).to(tl.int64) * (NUM_KV_HEADS * BLOCK_SIZE * D) + head * (
+        BLOCK_SIZE * D
+    )
     to = to + (token * D)[:, None] + column[None, :]
     dtype: tl.constexpr = out_k_ptr.dtype.element_ty
     k = tl.load(k_ptr + spot, mask=mask, other=0)
@@ -91,22 +93,22 @@ def widen_kv(
     out_v: torch.Tensor,
     out_tables: torch.Tensor,
 ) -> None:
-    """Copy what the rows after the first num_decodes see.
+    """Copy the keys and values that the rows after the first num_decodes see.
 
     Args:
-        k: [num_blocks, page, Hkv, D / 2] int16 pairs of e4m3; page a multiple of 64.
-        v: as `k`, strided alike.
+        k: [num_blocks, block_size, Hkv, D / 2] int16 pairs of e4m3; block_size is a multiple of 64.
+        v: as `k`, with equal strides.
         metadata: the step's.
-        out_k: [chunk rows * width, Hkv, page, D] bf16 or fp16, contiguous. Tokens past a row's
-            context keep what was there.
+        out_k: [chunk rows * width, Hkv, block_size, D] bf16 or fp16, contiguous. Tokens past a
+            row's context are not written.
         out_v: as `out_k`.
         out_tables: [S, width] int32, contiguous: the block tables of the copy. Entries past a
-            row's last block, and rows that decode, keep what was there.
+            row's last block, and decode rows, are not written.
     """
     num_rows = metadata.context_lens.shape[0] - metadata.num_decodes
-    _, num_kv_heads, page, head_dim = out_k.shape
+    _, num_kv_heads, block_size, head_dim = out_k.shape
     width = out_tables.shape[1]
-    assert page % TILE == 0
+    assert block_size % TILE == 0
     widen_kv_kernel[num_rows, cdiv(metadata.max_context_len, TILE), num_kv_heads](
         k,
         v,
@@ -121,7 +123,7 @@ def widen_kv(
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         PAIRS=next_power_of_2(head_dim // 2),
-        PAGE=page,
+        BLOCK_SIZE=block_size,
         TILE=TILE,
         KV_BLOCK=k.stride(0),
         KV_TOKEN=k.stride(1),

@@ -1,7 +1,8 @@
-"""Zeroes the rows past one whose number is on the device.
+"""Zeroes the rows of a tensor from a row on whose number is on the device.
 
-Owns the kernel that gives padding rows of the `flash_attn` backend their zeros: it writes those
-rows only. Never reads the number on the host, so a graph can repeat it.
+The FlashAttention packages do not write the padding rows of a step. This kernel writes those rows
+only; `masked_fill_` would read and write the whole tensor. The host never reads the number, so a
+CUDA graph can capture it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nv_kernels.launch.triton_previous import wait_for_previous
 if TYPE_CHECKING:
     import torch
 
-PROGRAMS = 128  # about a card's multiprocessors; most find nothing to do
+PROGRAMS = 128  # about a card's multiprocessors; most have no row to write
 BLOCK = 1024
 
 
@@ -31,7 +32,7 @@ def zero_tail_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Let a program zero every PROGRAMS-th row, of WIDTH elements, from *first on."""
+    """Each program zeroes every PROGRAMS-th row, of WIDTH elements, from *first on."""
     wait_for_previous(PDL)
     lane = tl.arange(0, BLOCK)
     nothing = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
