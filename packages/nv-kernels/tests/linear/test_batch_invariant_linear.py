@@ -9,7 +9,7 @@ from nv_kernels.linear.heights import agreeing_heights, multiply_in_blocks
 from nv_kernels.linear.triton import batch_invariant as invariant
 
 TOKENS = (1, 2, 5, 16, 17, 33, 65, 100)
-# The demo model's four, a tiny one, odd ones, one of many columns, ones of few outputs.
+# The demo model's four, a tiny one, odd sizes, one with many columns, some with few outputs.
 SHAPES = [(960, 576), (576, 1536), (192, 64), (7, 33), (100, 300), (2049, 128), (64, 3072),
           (7, 31), (11, 12), (5, 1024)]  # fmt: skip
 
@@ -79,13 +79,13 @@ def test_heights_that_disagree_are_not_mixed():
     assert used == [64, 16]
     assert torch.equal(multiply_in_blocks(x[69:], 16, watched, heights), out[69:])
     assert agreeing_heights(lambda block, out: out.zero_(), 10, 16) == (64, 32, 16, 8, 4, 2)
-    assert agreeing_heights(lambda block, out: out.zero_(), 10, 15) == (1,)  # too few to tell
+    assert agreeing_heights(lambda block, out: out.zero_(), 10, 15) == (1,)  # too few outputs
 
 
 @pytest.mark.skipif(INTERPRETING, reason="needs no kernel")
 def test_rows_whose_place_matters_are_multiplied_alone():
     def product(block, out):
-        """A library whose kernel takes pairs of rows from the back."""
+        """A library whose kernel computes pairs of rows, from the last row on."""
         out.copy_(block.sum(1, keepdim=True))
         out[1::2] = block[1::2].flip(1).cumsum(1)[:, -1:]
 
@@ -127,14 +127,14 @@ def test_on_a_card(rows, columns, dtype):
     bias = draw(rows, dtype=dtype, seed=2, device=DEVICE)
     truth = x.double() @ weight.double().T
     whole = invariant.batch_invariant_linear(x, weight)
-    rtol = {torch.float32: 3e-5, torch.bfloat16: 2**-7}[dtype]  # of sums over 12,288 columns
+    rtol = {torch.float32: 3e-5, torch.bfloat16: 2**-7}[dtype]  # sums over 12,288 columns
     torch.testing.assert_close(whole.double(), truth, rtol=rtol, atol=rtol)
     biased = invariant.batch_invariant_linear(x, weight, bias)
     torch.testing.assert_close(biased.double(), truth + bias, rtol=rtol, atol=2 * rtol)
     logits = invariant.batch_invariant_logits(x, weight)
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits.double(), truth, rtol=3e-5, atol=3e-5)
-    if not INTERPRETING:  # which truncates
+    if not INTERPRETING:  # the interpreter truncates
         assert torch.equal(logits.to(dtype), whole)
     for tokens in (1, 2, 17, 65) if INTERPRETING else (*TOKENS, 129, 256, 257, 600):
         for start in (0, most - tokens):

@@ -1,6 +1,6 @@
-"""The head's product on a CPU: fp32 whatever its weight is, by kernels and by torch.
+"""The head's product on a CPU: fp32 for every weight, by kernels and by torch.
 
-A card's is tested beside its other products: test_triton_linear.py, test_batch_invariant_linear.py.
+For a card, test_triton_linear.py and test_batch_invariant_linear.py test it.
 """
 
 import nv_kernels as nk

@@ -10,7 +10,7 @@ from torch.nn import functional
 pytestmark = pytest.mark.skipif(INTERPRETING, reason="compiles, or needs a card")
 gated = pytest.importorskip("nv_kernels.linear.triton.hopper_gated")
 
-LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}  # the result's rounding, and a little
+LIMITS = {torch.bfloat16: 3e-3, torch.float16: 4e-4}  # the result's rounding, with a margin
 SETTINGS = [
     gated.GatedSettings(),
     gated.GatedSettings(block_n=64, stages=6, group=16),
@@ -19,7 +19,7 @@ SETTINGS = [
 
 
 def draw(tokens, columns, features, dtype, device="cuda"):
-    """Tokens, and a weight whose gates reach where silu bends."""
+    """Tokens, and a weight whose gates lie where silu is not linear."""
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, columns, generator=generator)
     weight = torch.randn(2 * features, columns, generator=generator) * (2 * columns**-0.5)
@@ -89,7 +89,7 @@ def test_gates_of_any_size():
 
 
 @pytest.mark.gpu
-def test_what_it_does_not_take():
+def test_shapes_that_it_does_not_support():
     needs_hopper()
     x, weight = draw(512, 128, 256, torch.bfloat16)
     assert gated.gated_hopper_fits(x, weight)
@@ -101,7 +101,7 @@ def test_what_it_does_not_take():
     assert not gated.gated_hopper_fits(x[:, :64], weight[:, :64])
 
 
-# The sizes are the kernel's arguments, so a compiled kernel serves every shape.
+# Sizes are arguments of the kernel, so one compiled kernel runs every shape.
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("chosen", SETTINGS)
 def test_compiles_ahead_of_time(chosen, dtype):
@@ -114,7 +114,7 @@ def test_compiles_ahead_of_time(chosen, dtype):
     compiled = compile_for(gated.gated_hopper_kernel, types, constants, 90, num_warps=4)
     assert_fits(compiled, 90)
     assert f"wgmma.mma_async.sync.aligned.m64n{2 * chosen.block_n}k16" in compiled.ptx
-    # The weight sets out before the wait for the kernel that makes x.
+    # The weight's loads start before the wait for the kernel that writes x.
     before, after = compiled.ptx.split("griddepcontrol.wait", 1)
     assert "cp.async.bulk.tensor.3d" in before
     assert "cp.async.bulk.tensor.2d.shared" not in before

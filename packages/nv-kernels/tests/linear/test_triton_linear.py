@@ -1,4 +1,4 @@
-"""Products of few tokens by a weight, and the chain of a layer, against their definitions."""
+"""Products of few tokens by a weight, and the ops of a layer, against their definitions."""
 
 from functools import partial
 
@@ -135,7 +135,7 @@ def test_every_tuned_shape(tokens):
 
 
 def assert_unrounded(logits, x, weight):
-    """In fp32, and nearer to the truth than any rounding to 16 bits leaves it."""
+    """Assert fp32 logits with errors smaller than a rounding to 16 bits."""
     assert logits.dtype == torch.float32
     assert error(logits, truth(x, weight)) < 1e-5
 
@@ -205,7 +205,7 @@ def layer_of(hidden, heads, features, bias=False, device=DEVICE):
 
 
 def plain(layer, hidden):
-    """The chain in float64 where attention copies the first half of qkv."""
+    """A layer in float64; instead of attention it copies the first half of qkv."""
     wide = {name: value.double() if isinstance(value, torch.Tensor) else value
             for name, value in vars(layer).items()}  # fmt: skip
     x = hidden.double()
@@ -220,7 +220,7 @@ def plain(layer, hidden):
 
 
 def run(weight, layer, hidden, reduce=None):
-    stream = nk.Stream(hidden.clone())  # it may be written over
+    stream = nk.Stream(hidden.clone())  # linear_add may overwrite it
     qkv, stream = before_attention(layer, stream, weight)
     qkv = summed(qkv).to(hidden.dtype)
     attended = qkv[:, : qkv.shape[1] // 2].contiguous()
@@ -260,7 +260,7 @@ def test_forms_of_unknown_shapes():
 
 KINDS = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "norm_weight": "*bf16", "bias": "*bf16",
          "residual": "*bf16", "eps": "fp32", "N": "i32", "M": "i32"}  # fmt: skip
-VOCABULARY = 151_936  # outputs of a head, which are fp32
+VOCABULARY = 151_936  # outputs of a head in fp32
 POINTERS = ("x", "weight", "out", "norm_weight", "residual", "bias", "N")
 
 
@@ -282,7 +282,7 @@ def test_gemv_compiles_ahead_of_time(key, capability):
     )  # fmt: skip
     assert_fits(compiled, capability)
     if capability == 90:
-        # Some weight is loaded before the wait, which is the point of the kernel.
+        # The kernel must load weights before the wait.
         before, after = compiled.ptx.split("griddepcontrol.wait", 1)
         assert before.count("ld.global") > after.count("ld.global.L1::evict_first")
 
@@ -327,7 +327,7 @@ def test_slab_compiles_ahead_of_time(key):
         {"out": "*fp32" if form.split_k > 1 else "*bf16",
          "M": "i32", "N": "i32", "num_chunks": "i32"},
         {"COLUMNS": share, "BLOCK_M": form.block_m, "GATED": gated, "HALF": form.half,
-         "SLOTS": slab.slots(share, form.block_m), "TRIGGER": form.trigger},
+         "STAGES": slab.num_stages(share, form.block_m), "TRIGGER": form.trigger},
         90, divisible=("out", "N"), num_warps=4,
     )  # fmt: skip
     assert_fits(compiled, 90)

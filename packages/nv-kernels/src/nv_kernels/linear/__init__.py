@@ -1,1 +1,1 @@
-"""Products by a weight: their definitions, the tuned cuts, and the chain of a layer's products."""
+"""Products by a weight: definitions, tuned launch settings, and the ops of a layer."""

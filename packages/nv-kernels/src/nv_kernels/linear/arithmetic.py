@@ -1,6 +1,6 @@
 """Arithmetic: whether the bits of a token's result may depend on the other tokens of its step.
 
-Owns the two kinds and what each chooses, once, when a model is made. Never computes.
+Owns the two kinds and their choices, which are made once, when a model is made.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nv_kernels.linear.weight import Weight
 
 
-class Ranks(Protocol):
-    """The sums that a group of ranks offers; each sums a tensor in place and returns it."""
+class RankGroup(Protocol):
+    """The sums over a group of ranks; each sums a tensor in place and returns it."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum in any order."""
@@ -36,37 +36,37 @@ class Ranks(Protocol):
 
     @property
     def peers(self) -> PeerBuffers | None:
-        """Memory that the ranks write into each other, or None."""
+        """Buffers that the ranks write into each other, or None."""
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """One of the two kinds.
+    """One of the two kinds of arithmetic.
 
     Attributes:
         name: "fast" or "batch_invariant".
-        attention_backend: the attention backend that it needs; "auto" leaves the choice free.
+        attention_backend: the attention backend that it needs; "auto" if any will do.
         weight: makes a weight of loaded values [N, K], laid out as the device multiplies fastest.
         head: makes the weight of the head, [V, E], whose product is `Weight.logits`.
-        rank_sum: makes the sum over ranks in which a layer's products end.
+        rank_sum: makes the sum over ranks that ends a layer's products.
     """
 
     name: str
     attention_backend: str
     weight: Callable[[torch.Tensor], Weight]
     head: Callable[[torch.Tensor], Weight]
-    rank_sum: Callable[[Ranks], RankSum]
+    rank_sum: Callable[[RankGroup], RankSum]
 
 
 def arithmetic(name: str) -> Arithmetic:
-    """Give the kind of arithmetic by name.
+    """Return the kind of arithmetic of a name.
 
     Args:
         name: "fast", or "batch_invariant": a token's results are bitwise the same whatever else is
             in its step. (Fp32 on a CPU is batch-invariant in both.)
 
     Raises:
-        ValueError: for any other name.
+        ValueError: the name is another one.
     """
     for kind in (FAST, BATCH_INVARIANT):
         if name == kind.name:
@@ -86,5 +86,5 @@ BATCH_INVARIANT = Arithmetic(
     attention_backend="batch_invariant",
     weight=batch_invariant_weight,
     head=lambda values: BatchInvariantDense(pack_head(values)),
-    rank_sum=lambda ranks: RankSum(ranks.sum_in_order),  # the library's sums need not round alike
+    rank_sum=lambda ranks: RankSum(ranks.sum_in_order),  # NCCL's sums may round differently per row
 )

@@ -1,7 +1,6 @@
 """Weights applied to tokens: the matrix product and the table look-up.
 
-Owns both as torch computes them, and the layout in which a CPU multiplies fastest. Never splits
-them over ranks: nv-models does.
+Both in plain torch, and the layout of a weight that a CPU multiplies fastest.
 """
 
 from __future__ import annotations
@@ -14,16 +13,17 @@ from torch.nn import functional
 from nv_kernels.linear.heights import TALL, agreeing_heights, multiply_in_blocks
 from nv_kernels.op import op
 
-PACKED_ROWS = 16  # tokens that a packed weight is laid out for; measured at 1 to 1,024
+PACKED_ROWS = 16  # tokens that a packed weight is optimised for; measured at 1 to 1,024
 
 
 @op(cpp="nv_kernels.cpp.linear")
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Lay a weight out as `linear` reads it fastest: once, when a model is loaded.
+    """Convert a weight to the layout that `linear` reads fastest, when a model is loaded.
 
     On a CPU with oneDNN's bf16 this is its blocked layout, which no other op reads. In fp32 it is
-    column by column: the library would turn it around at each call of more than one row, which at
-    2 to 16 rows takes as long as the product. Elsewhere the weight comes back as it is.
+    column-major: the library would otherwise transpose it at each call with more than one row,
+    which takes as long as the product at 2 to 16 rows. On other devices the weight is returned
+    unchanged.
 
     Args:
         weight: [N, K].
@@ -58,7 +58,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     Args:
         x: [T, K].
-        weight: [N, K], in x's dtype, or what `pack_weight` made of it.
+        weight: [N, K], in x's dtype, or the result of `pack_weight`.
         bias: [N] or None.
 
     Returns:
@@ -80,7 +80,7 @@ def batch_invariant_linear(
 
     Args:
         x: [T, K].
-        weight: [N, K], in x's dtype, or what `pack_weight` made of it.
+        weight: [N, K], in x's dtype, or the result of `pack_weight`.
         bias: [N] or None.
 
     Returns:
@@ -108,7 +108,7 @@ def batch_invariant_partials(
 
     Args:
         x: [T, K].
-        weight: [N, K], in x's dtype, or what `pack_weight` made of it.
+        weight: [N, K], in x's dtype, or the result of `pack_weight`.
         bias: [N] or None.
 
     Returns:
@@ -136,7 +136,7 @@ def _product_into(
 
 @cache
 def _heights(rows: int, columns: int, by_columns: bool, num_threads: int) -> tuple[int, ...]:
-    """Measure, once a shape, which heights agree for fp32 weights [rows, columns]."""
+    """Measure, once per shape, which heights agree for fp32 weights [rows, columns]."""
     del num_threads  # the library's kernel depends on it
     generator = torch.Generator("cpu").manual_seed(1)
     weight = torch.randn(rows, columns, generator=generator, dtype=torch.float32, device="cpu")

@@ -1,8 +1,7 @@
 """The head: the product that scores each token of the vocabulary, in fp32.
 
-Owns what a logit is: a sum of products in fp32 that is not rounded to the weights' dtype. In bf16,
-of 8 significant bits, the two likeliest tokens often round to one value, and the lower id would
-win.
+A logit is a sum of products in fp32 that is not rounded to the weights' dtype. In bf16, which has 8
+significant bits, the two likeliest tokens often round to one value, and the lower id would win.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @op(cpp="nv_kernels.cpp.linear")
 def pack_head(weight: torch.Tensor) -> torch.Tensor:
-    """Lay the head's weight out as `logits` reads it fastest: once, when a model is loaded.
+    """Convert the head's weight to the layout that `logits` reads fastest, when a model is loaded.
 
     Args:
         weight: [V, E].
@@ -35,11 +34,11 @@ def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     Args:
         hidden: [R, E].
-        weight: [V, E], in hidden's dtype, or what `pack_head` made of it.
+        weight: [V, E], in hidden's dtype, or the result of `pack_head`.
 
     Returns:
-        [R, V] fp32, accumulated in fp32. A device may round it to hidden's dtype where fp32 would
-        cost more than 1 % of a step, and says so in its version.
+        [R, V] fp32, accumulated in fp32. A device's version may round it to hidden's dtype
+        where fp32 costs more than 1 % of a step, and documents it.
     """
     return batch_invariant_logits.definition(hidden, weight)
 
@@ -50,7 +49,7 @@ def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.
 
     Args:
         hidden: [R, E].
-        weight: [V, E], in hidden's dtype, or what `pack_head` made of it.
+        weight: [V, E], in hidden's dtype, or the result of `pack_head`.
 
     Returns:
         [R, V] fp32, accumulated in fp32.
@@ -58,5 +57,5 @@ def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.
     if weight.is_mkldnn:
         return batch_invariant_linear.definition(
             hidden, weight
-        ).float()  # torch rounds what it packed
+        ).float()  # torch rounds the product of a packed weight
     return batch_invariant_linear.definition(hidden.float(), weight.float())

@@ -1,16 +1,15 @@
-"""Matrix products on a CPU whose rows do not depend on how many there are.
+"""Matrix products on a CPU whose rows do not depend on the number of rows.
 
 A library chooses its kernel, and with it the order in which a row's products are summed, by the
-number of rows; some also by a row's place among them. So rows are multiplied in blocks of a few
-fixed heights, the last one padded. Only heights that give bitwise the same are used together, and
-none at which a row's place matters; where it always does, rows are multiplied one by one.
+number of rows; in some libraries the order also depends on a row's place. So rows are multiplied in
+blocks of a few fixed heights, the last block padded. Only heights that give bitwise equal rows are
+used together, and a height at which a row's place matters is not used. If it matters at every
+height, rows are multiplied one by one.
 
-Owns that choice and the blocks. Never multiplies by itself, never lays out a weight.
-
-In fp32 two orders of summation differ in nearly every output, so that comparing some is proof,
-unless they are few: rows of fewer than LEAST_OUTPUTS are multiplied one by one (MKL without
-AVX-512 has other orders there). In 16 bits most differences are rounded away, and agreement would
-prove nothing: there one height serves all.
+In fp32 two orders of summation differ in nearly every output, so comparing outputs is a proof if
+there are enough of them: rows with fewer than LEAST_OUTPUTS are multiplied one by one (MKL without
+AVX-512 has other orders there). In 16 bits most differences are rounded away, and agreement proves
+nothing: there a single height is used.
 """
 
 from __future__ import annotations
@@ -37,14 +36,15 @@ def agreeing_heights(
     """Measure which heights give bitwise the same rows, in fp32.
 
     Args:
-        product: the library's.
+        product: the library's product.
         num_columns: K.
         num_outputs: N.
         heights: tallest first; each divides the tallest.
 
     Returns:
-        The most that agree, tallest first; of equally many those with the taller ones. (1,) if a
-        row's place matters at every height, or outputs are too few to tell.
+        The largest set that agrees, tallest first; of equally large sets the one with taller
+        heights. (1,) if a row's place matters at every height, or there are too few outputs to
+        compare.
     """
     if num_outputs < LEAST_OUTPUTS:
         return (1,)
@@ -67,7 +67,7 @@ def agreeing_heights(
 
 
 def _places_matter(product: Product, same: torch.Tensor, num_outputs: int) -> bool:
-    """Whether equal rows [h, K] come out different."""
+    """Whether equal rows [h, K] give different results."""
     out = same.new_empty(same.shape[0], num_outputs)
     product(same, out)
     return not torch.equal(out, out[:1].expand_as(out))
@@ -76,13 +76,13 @@ def _places_matter(product: Product, same: torch.Tensor, num_outputs: int) -> bo
 def multiply_in_blocks(
     x: torch.Tensor, num_outputs: int, product: Product, heights: Sequence[int]
 ) -> torch.Tensor:
-    """Multiply rows so that none depends on the others, nor on their number.
+    """Multiply rows so that a row depends neither on the others nor on their number.
 
     Args:
         x: [T, K].
         num_outputs: N.
-        product: the library's.
-        heights: tallest first; those that agree.
+        product: the library's product.
+        heights: the heights that agree, tallest first.
 
     Returns:
         [T, N] in x's dtype.
@@ -97,7 +97,7 @@ def multiply_in_blocks(
         block, rows = x[start : start + tallest], out[start : start + tallest]
         if tallest > 1:
             product(block, rows)
-        else:  # from and to tensors of its own, for a row's place in memory would matter as well
+        else:  # use new tensors, because a row's address would matter too
             alone = torch.empty_like(rows)
             product(block.clone(), alone)
             rows.copy_(alone)

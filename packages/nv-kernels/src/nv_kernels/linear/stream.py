@@ -1,9 +1,7 @@
-"""The residual stream of a decoder: what travels between its ops.
+"""The residual stream of a decoder, which its ops read and write.
 
-A product that ends in an addition to the stream may leave its result pending, so that the next norm
-adds and norms in one launch (and sums the parts that a split product gives).
-
-Owns the record and its norm. Never multiplies.
+A product that is added to the stream may stay pending: then the next norm adds it and norms in one
+launch (and sums the partials of a split product).
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ class Stream(NamedTuple):
 
     Attributes:
         hidden: [T, E].
-        pending: still to be added: None, [T, E], or [P, T, E] partials.
-        peers: pending is this rank's part, and the norm sums it over these buffers; or None.
+        pending: a product that is not added yet: None, [T, E], or [P, T, E] partials.
+        peers: None, or the buffers through which the norm sums pending over the ranks.
     """
 
     hidden: torch.Tensor
@@ -46,11 +44,11 @@ class Stream(NamedTuple):
 
 
 def normalise(stream: Stream, norm: Norm) -> tuple[torch.Tensor, Stream]:
-    """Add what is pending and norm; also the end of the last layer.
+    """Add the pending product and norm; also used after the last layer.
 
     Args:
         stream: the residual.
-        norm: its weight and eps.
+        norm: weight and eps.
 
     Returns:
         The normed stream [T, E], and the stream itself with nothing pending.

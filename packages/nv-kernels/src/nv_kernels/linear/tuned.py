@@ -1,17 +1,17 @@
-"""Which kernel multiplies a few tokens by a weight, and how it is cut.
+"""The kernel that multiplies a few tokens by a weight, and its settings.
 
-Owns the table that measurement on an H100 decided (benchmarks/kernels_step.py) and the rule for
-shapes it does not hold. What decided: weights must be in flight before the wait for the previous
-kernel (registers at 1 and 2 tokens, TMA into shared memory to 64), programs should be about as
-many as processors, and only the whole chain tells which cut wins. Never launches.
+Owns a table measured on an H100 (benchmarks/kernels_step.py) and a rule for other shapes. Results
+of the measurement: loads of weights must start before the wait for the previous kernel (into
+registers at 1 and 2 tokens, by TMA into shared memory up to 64); there should be about as many
+programs as processors; and only the time of a whole layer shows which setting is fastest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROCESSORS = 132  # of an H100: the cuts below aim at one program each
-SLAB_BYTES = 225_000  # shared memory a slab program may take
+PROCESSORS = 132  # of an H100: the settings below aim at one program per processor
+SLAB_BYTES = 225_000  # shared memory that a slab program may use
 GEMV_TOKENS = 2
 SLAB_TOKENS = 64
 DOT_TOKENS = 256
@@ -22,9 +22,9 @@ class Gemv:
     """CUDA cores, whole rows of the weight in registers.
 
     Attributes:
-        rows: weight rows a program.
-        block_k: columns a load; 256 a warp, so warps * 256 shares a row among all warps.
-        warps: of a program.
+        rows: weight rows per program.
+        block_k: columns per load, 256 per warp: warps * 256 divides a row among all warps.
+        warps: warps per program.
     """
 
     rows: int
@@ -34,13 +34,14 @@ class Gemv:
 
 @dataclass(frozen=True)
 class Slab:
-    """Gluon: a program's whole weight slab by TMA before the wait, then wgmma.
+    """Gluon: loads a program's whole weight slab by TMA before the wait, then runs wgmma.
 
     Attributes:
-        block_m: tokens a program: 16, 32 or 64.
-        split_k: programs along K, each storing fp32 partials.
-        half: gated products only: feature rows a program, 24 or 32.
-        trigger: when the next kernel may start: 1 at once, 2 after the wait, 3 after the loop.
+        block_m: tokens per program: 16, 32 or 64.
+        split_k: programs along K; each stores fp32 partials.
+        half: feature rows per program of gated products, 24 or 32.
+        trigger: the time when the next kernel may start: 1 at once, 2 after the wait, 3 after the
+            loop.
     """
 
     block_m: int
@@ -54,14 +55,14 @@ class Dot:
     """Triton's pipelined tensor-core loop.
 
     Attributes:
-        block_m: tokens a program.
-        block_n: weight rows a program.
-        block_k: columns a step.
-        split_k: programs along K, each storing partials.
-        stages: of the software pipeline.
-        swap: put weight rows on the tensor core's long side.
-        warps: of a program.
-        trigger: as Slab's, 0 without programmatic launch.
+        block_m: tokens per program.
+        block_n: weight rows per program.
+        block_k: columns per iteration of the loop.
+        split_k: programs along K; each stores partials.
+        stages: stages of the software pipeline.
+        swap: weight rows lie along the tensor core's long side.
+        warps: warps per program.
+        trigger: as for Slab; 0 without programmatic launch.
         prefetch: fetch the program's weights into L2 before the wait.
         narrow: store partials in the activations' dtype.
     """
@@ -143,7 +144,7 @@ def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> For
         gated: the product ends in silu(gate) * up.
 
     Returns:
-        The measured form, or by rule: GEMV to 2 tokens, Slab to 64 where the shape divides.
+        The measured form, or by rule: GEMV up to 2 tokens, Slab up to 64 if the shape divides.
     """
     for (least, most, *shape), form in TUNED.items():
         if least <= num_tokens <= most and shape == [rows, columns, gated]:
@@ -156,17 +157,17 @@ def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> For
 
 
 def _gemv(outputs: int, columns: int, gated: bool) -> Form:
-    """Cut for two programs or more a processor, at most 64 registers of weights a thread."""
+    """Choose for two or more programs per processor, and at most 64 weight registers per thread."""
     warps = 4 if columns <= 4096 else 8
     rows = 8
-    per_thread = columns * (2 if gated else 1) // (warps * 64)  # registers of one row
+    per_thread = columns * (2 if gated else 1) // (warps * 64)  # registers per row
     while rows > 1 and (rows * per_thread > 64 or outputs < rows * 2 * PROCESSORS):
         rows //= 2
     return Gemv(rows, warps * 256, warps) if per_thread <= 96 else Library()
 
 
 def _slab(num_tokens: int, rows: int, columns: int, gated: bool) -> Form:
-    """Cut for as many programs as processors, slabs within shared memory."""
+    """Choose for as many programs as processors, with slabs that fit shared memory."""
     if rows % 64 or columns % 64:
         return Library()
     block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64

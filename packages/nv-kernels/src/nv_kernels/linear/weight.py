@@ -6,10 +6,10 @@
     gated, stream = norm_gated_linear(stream, norm, gate_up_weight)
     stream = linear_add(gated, down_weight, stream)
 
-Where few tokens are multiplied these are a layer's four launches on a card.
+On a card with few tokens these are a layer's four launches.
 
-Owns the meaning of each op, in plain ops. A device's or a format's own way to multiply is a
-subclass in a file of its own.
+`Weight` defines each op in plain ops. Each device or format with its own kernels has a subclass in
+a file of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Weight(ABC):
     """A matrix [N, K] that knows its product.
 
-    A subclass must give `linear`. It overrides what it computes in fewer launches or more exactly.
+    A subclass must define `linear`. It overrides the ops that it computes in fewer launches or more
+    exactly.
     """
 
     @abstractmethod
@@ -47,7 +48,7 @@ class Weight(ABC):
         """Multiply: [T, K] -> [T, N], plus a bias [N]."""
 
     def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply for a consumer that sums: [T, K] -> [T, N], or [P, T, N] to be summed over P."""
+        """Multiply for a consumer that sums: [T, K] -> [T, N], or partials [P, T, N]."""
         return self.linear(x, bias)
 
     def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -91,11 +92,11 @@ class Weight(ABC):
 def norm_linear(
     stream: Stream, norm: Norm, weight: Weight, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Stream]:
-    """Add what is pending, norm, and multiply.
+    """Add the pending product, norm, and multiply.
 
     Args:
         stream: the residual [T, K].
-        norm: of the residual.
+        norm: norm of the residual.
         weight: [N, K].
         bias: [N] or None.
 
@@ -109,11 +110,11 @@ def norm_linear(
 def norm_gated_linear(
     stream: Stream, norm: Norm, weight: Weight, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Stream]:
-    """Add what is pending, norm, multiply by gate and up, and gate.
+    """Add the pending product, norm, multiply by gate and up, and gate.
 
     Args:
         stream: the residual [T, K].
-        norm: of the residual.
+        norm: norm of the residual.
         weight: [2F, K], the gate's rows before the up projection's.
         bias: [2F] or None.
 
@@ -135,7 +136,7 @@ def linear_add(
     Args:
         x: [T, K].
         weight: [N, K].
-        stream: [T, N] with nothing pending; its tensor may be written over.
+        stream: [T, N] with nothing pending; its tensor may be overwritten.
         bias: [N] or None; with several ranks, one of them adds it.
         rank_sum: sums the product over the ranks; None with one rank.
     """
@@ -144,10 +145,10 @@ def linear_add(
 
 @dataclass(frozen=True)
 class Dense(Weight):
-    """Floats as they are.
+    """A weight of plain floats.
 
     Attributes:
-        values: [N, K], or as `pack_weight` laid it out.
+        values: [N, K], or the result of `pack_weight`.
     """
 
     values: torch.Tensor
@@ -163,7 +164,7 @@ class Dense(Weight):
 
 @dataclass(frozen=True)
 class BatchInvariantDense(Dense):
-    """Floats whose products are bitwise the same for a token, whatever the other tokens are."""
+    """A weight of plain floats; a token's bits do not depend on the other tokens."""
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Weight.linear`."""
@@ -184,7 +185,7 @@ class BatchInvariantDense(Dense):
 
 @op(triton="nv_kernels.linear.triton.weight", cpp="nv_kernels.cpp.weight")
 def dense_weight(values: torch.Tensor) -> Weight:
-    """Make a weight of loaded floats [N, K], laid out as the device multiplies fastest."""
+    """Make a weight of loaded floats [N, K], in the device's fastest layout."""
     return Dense(pack_weight(values))
 
 

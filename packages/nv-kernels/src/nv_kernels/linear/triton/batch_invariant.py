@@ -1,12 +1,10 @@
-"""Tokens times a weight, bitwise the same for a token whatever the others are.
+"""Tokens times a weight; the bits of a token's result do not depend on the other tokens.
 
-Every token's products are summed in one order, which depends on the weight's shape alone: K is cut
-into SPLITS parts; each part is summed by dots of BLOCK_K columns, in order, in fp32; then the parts
-are added, in order. Few tokens spread the parts over programs, which leave partials for whoever
-adds them; many tokens have a program do all parts of its tile, and add them up in registers. Either
-way the same dots, of the same shape, and the same sums.
-
-Owns the kernel, its one cut for each dtype, and the rule of the parts.
+Every token's products are summed in one order, which depends on the weight's shape alone: K is
+divided into SPLITS parts; each part is summed by dots of BLOCK_K columns, in order, in fp32; then
+the parts are added, in order. With few tokens the parts are spread over programs, whose partials
+the next kernel adds; with many tokens a program computes all parts of its tile and adds them in
+registers. Both ways compute the same dots, of the same shape, and the same sums.
 """
 
 from __future__ import annotations
@@ -21,22 +19,22 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous import wait_for_previous
 
-FEW_TOKENS = 256  # up to here the parts are spread over programs
-PROGRAMS = 128  # aimed at by the parts, where there is one tile of tokens
-PART_COLUMNS = 512  # at least: less is latency alone
+FEW_TOKENS = 256  # up to this number the parts are spread over programs
+PROGRAMS = 128  # number of programs that the parts aim at with one tile of tokens
+PART_COLUMNS = 512  # least columns of a part: shorter parts cost as much time
 MAX_PARTS = 8
 
 
 @dataclass(frozen=True)
-class Cut:
-    """The shape of a dot and how its loop is run: one for all numbers of tokens.
+class DotShape:
+    """The shape of a dot and the settings of its loop, for all numbers of tokens.
 
     Attributes:
-        block_m: tokens of a tile.
-        block_n: weight rows of a tile.
-        block_k: columns a step of the loop.
-        stages: of the software pipeline.
-        warps: of a program.
+        block_m: tokens per tile.
+        block_n: weight rows per tile.
+        block_k: columns per iteration of the loop.
+        stages: stages of the software pipeline.
+        warps: warps per program.
     """
 
     block_m: int
@@ -46,8 +44,8 @@ class Cut:
     warps: int
 
 
-HALF = Cut(64, 128, 64, 4, 4)
-SINGLE = Cut(64, 64, 32, 2, 4)
+HALF = DotShape(64, 128, 64, 4, 4)
+SINGLE = DotShape(64, 64, 32, 2, 4)
 
 
 @triton.jit(do_not_specialize=["M", "parts_each"])
@@ -57,10 +55,11 @@ def batch_invariant_linear_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     STAGES: tl.constexpr, BIAS: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A [BLOCK_M, BLOCK_N] tile over parts_each parts of COLUMNS columns each.
+    """Compute a [BLOCK_M, BLOCK_N] tile over parts_each parts of COLUMNS columns each.
 
-    x [M, K], weight [N, K]; out [P, M, N], P programs on axis 1. GROUP tiles of tokens go through
-    the weight side by side, so that it is read once for all of them. EVEN: BLOCK_K divides K.
+    x [M, K], weight [N, K]; out [P, M, N], P programs on axis 1. GROUP tiles of tokens use the same
+    weight rows at the same time, so that the weight is read once for all of them. EVEN: BLOCK_K
+    divides K.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -72,7 +71,7 @@ def batch_invariant_linear_kernel(
     outputs = (inside // height) * BLOCK_N + tl.arange(0, BLOCK_N)
     first_part = tl.program_id(1) * parts_each
     columns = tl.arange(0, BLOCK_K)
-    # Rows past the last read real ones again, each another, and are not stored.
+    # Rows past the last read real rows, each another one, and are not stored.
     x_at = x + (tokens % M).to(tl.int64)[:, None] * K + columns[None, :]
     weight_at = weight + (outputs % N).to(tl.int64)[:, None] * K + columns[None, :]
     wait_for_previous(PDL)
@@ -97,18 +96,18 @@ def batch_invariant_linear_kernel(
     tl.store(out + place, total.to(out.dtype.element_ty), mask=mask)
 
 
-def num_parts(rows: int, columns: int, cut: Cut) -> int:
-    """Choose the parts of a weight's columns: of its shape alone.
+def num_parts(rows: int, columns: int, dots: DotShape) -> int:
+    """Choose the number of parts of a weight's columns, by its shape alone.
 
     Args:
         rows: N.
         columns: K.
-        cut: the cut.
+        dots: the shape of a dot.
 
     Returns:
-        As many as fill the card with one tile of tokens; 1 where the rows do.
+        As many as fill the card with one tile of tokens; 1 if the rows alone fill it.
     """
-    wanted = PROGRAMS // -(-rows // cut.block_n)
+    wanted = PROGRAMS // -(-rows // dots.block_n)
     return max(1, min(wanted, columns // PART_COLUMNS, MAX_PARTS))
 
 
@@ -152,7 +151,7 @@ def batch_invariant_partials(
         bias: [N] or None.
 
     Returns:
-        [T, N] in x's dtype, or [P, T, N] fp32 partials where there are few tokens.
+        [T, N] in x's dtype, or [P, T, N] fp32 partials if there are few tokens.
     """
     return _launch(x, weight, bias, spread=bias is None and x.shape[0] <= FEW_TOKENS)
 
@@ -167,21 +166,21 @@ def _launch(
 ) -> torch.Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     (tokens, columns), rows = x.shape, weight.shape[0]
-    cut = SINGLE if x.dtype == torch.float32 else HALF
-    parts = num_parts(rows, columns, cut)
-    steps = cdiv(cdiv(columns, parts), cut.block_k)
-    parts = cdiv(columns, steps * cut.block_k)  # none is empty
+    dots = SINGLE if x.dtype == torch.float32 else HALF
+    parts = num_parts(rows, columns, dots)
+    steps = cdiv(cdiv(columns, parts), dots.block_k)
+    parts = cdiv(columns, steps * dots.block_k)  # no part is empty
     programs = parts if spread else 1
     if programs == 1:
         out = torch.empty(tokens, rows, dtype=dtype or x.dtype, device=x.device)
     else:
         out = torch.empty(programs, tokens, rows, dtype=torch.float32, device=x.device)
     if tokens:
-        tiles = cdiv(tokens, cut.block_m) * cdiv(rows, cut.block_n)
+        tiles = cdiv(tokens, dots.block_m) * cdiv(rows, dots.block_n)
         batch_invariant_linear_kernel[tiles, programs](
             x, weight, x if bias is None else bias, out, tokens, rows, parts // programs,
-            columns, steps * cut.block_k, cut.block_m, cut.block_n, cut.block_k, 8,
-            cut.stages, bias is not None, columns % cut.block_k == 0,
-            num_warps=cut.warps, **dependent_launch(x),
+            columns, steps * dots.block_k, dots.block_m, dots.block_n, dots.block_k, 8,
+            dots.stages, bias is not None, columns % dots.block_k == 0,
+            num_warps=dots.warps, **dependent_launch(x),
         )  # fmt: skip
     return out

@@ -1,10 +1,8 @@
 """Tokens times a weight on the tensor cores, in Triton's pipelined loop, with split-K partials.
 
 x must be normalised already: an RMS norm inside the loop would send x through registers and cost
-two to four times the time. Partials are summed by the next, elementwise kernel: no atomics, no
-zeroing, the same result every time.
-
-Owns the kernel and its launch. Never decides when it wins: `tuned` does.
+two to four times the time. The next, elementwise kernel sums the partials: this needs
+neither atomics nor zeroing, and the result is the same every time. `tuned` decides when to use it.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ def dot_kernel(
     SPLIT_K: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
     EVEN: tl.constexpr, TRIGGER: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """A [BLOCK_M, BLOCK_N] tile over K / SPLIT_K columns; N weight rows in all.
+    """Compute a [BLOCK_M, BLOCK_N] tile over K / SPLIT_K columns; N weight rows in all.
 
     GATED: the tile holds blocks of 32 gate rows and the 32 up rows that belong to them.
     """
@@ -67,7 +65,7 @@ def dot_kernel(
             _fetch_to_l2(lines + (step * WIDTH + tl.arange(0, WIDTH))[None, :] * 64)
     columns = tl.arange(0, BLOCK_K)
     weight_at = lines + columns[None, :]
-    # Rows past the last read real rows again, each another one: all of one row would be a hot spot.
+    # Rows past the last read real rows, each another one: a single row would be a hot spot.
     x_at = x + (tokens % M)[:, None] * K + first + columns[None, :]
     if TRIGGER > 0:
         gdc_wait()
@@ -113,14 +111,14 @@ def dot(
     """Multiply tokens by a weight.
 
     Args:
-        form: the cut; split_k * block_k divides K; block_n divides N where gated.
+        form: the settings; split_k * block_k divides K; block_n divides N where gated.
         x: [T, K].
         weight: [N, K], or [2F, K] (gate rows, then up rows) where gated.
         gated: return silu(gate) * up, [T, F].
-        dtype: of the result, x's by default; partials have their own.
+        dtype: of the result, x's by default; partials ignore it.
 
     Returns:
-        [T, N] or [T, F]; [P, T, N] partials where the form splits K.
+        [T, N] or [T, F]; [P, T, N] partials if the form splits K.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]

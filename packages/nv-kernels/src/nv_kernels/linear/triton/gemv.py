@@ -1,10 +1,9 @@
 """One or two tokens times a weight, on the CUDA cores, at the speed of reading the weight.
 
 A program holds whole rows of the weight in registers, loaded before the wait for the previous
-kernel, so that memory streams while that kernel still runs. RMS norm in the prologue (a scale of
-the finished row), bias, residual or silu(gate) * up in the epilogue.
-
-Owns the kernel and its launch. Never decides when it wins: `tuned` does.
+kernel, so that memory is read while that kernel still runs. The RMS norm is in the prologue (a
+scale of the finished row); bias, residual or silu(gate) * up are in the epilogue. `tuned` decides
+when to use it.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
@@ -29,7 +28,7 @@ gdc_wait = tl.extra.cuda.gdc_wait
 
 @triton.jit
 def _columns(ptr, at, chunk: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """One chunk of a vector [K] in fp32, 0 past its end."""
+    """Load one chunk of a vector [K] in fp32, 0 past its end."""
     if (chunk + 1) * BLOCK_K <= K:
         return tl.load(ptr + chunk * BLOCK_K + at).to(tl.float32)
     else:
@@ -42,7 +41,7 @@ def _weights(
     ptr, rows, at, chunk: tl.constexpr, N, K: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of some rows of a weight [N, K], 0 outside."""
+    """Load one chunk of some rows of a weight [N, K], 0 outside."""
     place = ptr + rows[:, None].to(tl.int64) * K + chunk * BLOCK_K + at[None, :]
     if EVEN and (chunk + 1) * BLOCK_K <= K:
         return tl.load(place, eviction_policy="evict_first")
@@ -58,7 +57,7 @@ def gemv_kernel(
     NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
     EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """ROWS outputs of each of TOKENS tokens; N outputs in all, gate rows then up rows if GATED."""
+    """Compute ROWS outputs of TOKENS tokens; N outputs in all, gate rows then up rows if GATED."""
     if PDL:
         gdc_launch()
     CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -122,8 +121,8 @@ def gemv(
     """Multiply a few tokens by a weight.
 
     Args:
-        form: the cut.
-        x: [T, K], T small: every token is another pass over the registers.
+        form: the settings.
+        x: [T, K], T small: each token is another pass over the registers.
         weight: [N, K], or [2F, K] (gate rows, then up rows) where gated.
         norm: (weight [K], eps) of an RMS norm of x, or None.
         gated: return silu(gate) * up, [T, F].

@@ -1,7 +1,8 @@
-"""The gated product of many tokens on Hopper: gate and up in one pass, gated before it is written.
+"""The gated product of many tokens on Hopper: gate and up in one pass, gated before the write.
 
-Owns the settings, what the kernel takes, and its launch with descriptors for the bulk copy engine.
-On an H100 it takes as long as the library's product alone. Imports Gluon: only for a Hopper card.
+Owns the settings, the shapes that the kernel supports, and its launch with descriptors for the bulk
+copy engine. On an H100 it takes as long as the library's product without the gate. Imports Gluon:
+import it only for a Hopper card.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from nv_kernels.linear.triton.hopper_gated_kernel import HALF, gated_hopper_kern
 if TYPE_CHECKING:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-MIN_TOKENS = 512  # below, the tiles are too few for the card
+MIN_TOKENS = 512  # fewer tokens have too few tiles for the card
 BLOCK_M = 2 * HALF.value
 
 
 @dataclass(frozen=True)
 class GatedSettings:
-    """How the product is cut.
+    """How the product is divided.
 
     Attributes:
-        block_n: features of a tile, 64 or 128 (twice as many rows of the weight).
-        block_k: columns of a chunk.
+        block_n: features per tile, 64 or 128 (twice as many rows of the weight).
+        block_k: columns per chunk.
         stages: chunks in flight.
-        group: token tiles that go round together.
+        group: token tiles that are computed together, to share weights in L2.
     """
 
     block_n: int = 128
@@ -49,7 +50,7 @@ def gated_hopper(
     Args:
         x: [T, K] bf16 or fp16, contiguous, 16-byte aligned; block_k divides K.
         weight: [2F, K] in x's dtype, gate rows then up rows, likewise; block_n divides F.
-        chosen: the settings; None for the usual ones.
+        chosen: the settings; None for the default.
 
     Returns:
         [T, F] in x's dtype.
@@ -60,7 +61,7 @@ def gated_hopper(
 
 
 def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chosen: GatedSettings) -> None:
-    """Write the gated product into out [T, F], contiguous; the rest as `gated_hopper`."""
+    """Write the gated product into out [T, F], contiguous; otherwise like `gated_hopper`."""
     token_tiles = cdiv(x.shape[0], BLOCK_M)
     feature_tiles = out.shape[1] // chosen.block_n
     programs = min(token_tiles * feature_tiles, num_multiprocessors(x.device))
@@ -79,7 +80,7 @@ def launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, chosen: Gat
 
 
 def gated_hopper_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Say whether the kernel takes these tensors, and there are tokens enough for it.
+    """Return whether the kernel supports these tensors and there are enough tokens.
 
     Args:
         x: [T, K].

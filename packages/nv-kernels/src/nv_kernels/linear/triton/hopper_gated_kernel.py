@@ -1,14 +1,13 @@
 """The kernel of the gated product on Hopper: warps that load, and two groups that compute.
 
-A loading warp keeps STAGES chunks of x and of the weight in flight; each of two warp groups owns
-64 tokens of a tile. A chunk's gate rows and up rows lie one after the other in shared memory, so
-that one wgmma takes them all and a thread ends with the gate and the up of the same features. A
-group gates its half in registers while the other still multiplies and the next tile's chunks
-arrive (producers and consumers as in CUTLASS's Hopper kernels). Tiles go round in groups of
-GROUP token tiles, so that their weights and tokens stay in L2.
+A loading warp keeps STAGES chunks of x and of the weight in flight; each of two warp groups owns 64
+tokens of a tile. A chunk's gate rows and up rows lie one after the other in shared memory, so that
+one wgmma multiplies both and a thread has the gate and the up of the same features. A group gates
+its half in registers while the other group still multiplies and the next tile's chunks arrive
+(producers and consumers as in CUTLASS's Hopper kernels). Tiles are computed in groups of GROUP
+token tiles, so that their weights and tokens stay in L2.
 
-Owns the kernel. Never launches it: gated_hopper does. Gluon is experimental: import this module
-only on a Hopper card.
+Gluon is experimental: import this module only on a Hopper card.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LOG2_E = gl.constexpr(1.4426950408889634)
 
 @gluon.jit
 def _place(tile, token_tiles, feature_tiles, GROUP: gl.constexpr):
-    """Give a tile's place: GROUP token tiles by every feature tile, the token tiles first."""
+    """Return a tile's place: GROUP token tiles by every feature tile, the token tiles first."""
     first = tile // (GROUP * feature_tiles) * GROUP
     height = gl.minimum(token_tiles - first, GROUP)
     inside = tile % (GROUP * feature_tiles)
@@ -44,9 +43,9 @@ def _load(
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Bring every chunk of every tile of this program, in order.
+    """Load every chunk of every tile of this program, in order.
 
-    The weight's first chunks set out before x is known to be there.
+    The loads of the weight's first chunks start before the wait for x.
     """
     num_tiles = token_tiles * feature_tiles
     num_early = gl.minimum(num_chunks, STAGES)
@@ -59,7 +58,7 @@ def _load(
         )
     if PDL:
         wait_for_previous()
-    count = gl.to_tensor(0)  # chunks brought
+    count = gl.to_tensor(0)  # chunks loaded
     for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         token, feature = _place(tile, token_tiles, feature_tiles, GROUP)
         for chunk in range(num_chunks):
@@ -82,10 +81,10 @@ def _load(
 
 @gluon.jit
 def _silu(gate):
-    """Give gate / (1 + exp(-gate)), by an approximate reciprocal (1 ulp).
+    """Return gate / (1 + exp(-gate)), with an approximate reciprocal (1 ulp).
 
-    Two features share the reciprocal of their product, of which a card makes few at a time. The
-    product must not overflow: below -41 silu falls as gate * 2^-60.
+    Two features share the reciprocal of their product, because reciprocals are slow. The product
+    must not overflow: below -41, silu is replaced by gate * 2^-60.
     """
     below = 1.0 + gl.exp2(gl.minimum(-LOG2_E * gate, 60.0))
     share = gl.inline_asm_elementwise(
@@ -156,7 +155,7 @@ def gated_hopper_kernel(
     BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of 128 tokens by BLOCK_N features, each program over several; launched with 4 warps.
+    """Compute tiles of 128 tokens by BLOCK_N features, several per program, with 4 warps.
 
     x_desc describes x [T, K] in boxes of [128, BLOCK_K], w_desc the weight as [2, F, K] in boxes
     of [2, BLOCK_N, BLOCK_K], out_desc the result [T, F] in boxes of [64, BLOCK_N].

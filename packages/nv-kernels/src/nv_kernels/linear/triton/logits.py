@@ -1,6 +1,6 @@
 """The head on a card: the products of `linear`, not rounded to 16 bits.
 
-Owns which steps have fp32 logits. Never chooses a product's cut: `tuned` does.
+Owns which steps have fp32 logits.
 """
 
 from __future__ import annotations
@@ -38,4 +38,4 @@ def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     form, hidden = form_for(hidden, weight), hidden.contiguous()
     if isinstance(form, Gemv | Library) or form.split_k == 1:
         return product(form, hidden, weight, dtype=dtype)
-    return library_product(hidden, weight, dtype)  # a draw sums no partials
+    return library_product(hidden, weight, dtype)  # the draw cannot sum partials

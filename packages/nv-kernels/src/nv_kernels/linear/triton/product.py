@@ -1,6 +1,6 @@
-"""Products by a weight: the form by shape, the library where it wins.
+"""Products by a weight: our kernels where they are faster, the library elsewhere.
 
-Owns the choice at call time (card, dtype, alignment). Never cuts: `tuned` does.
+Owns the choice at call time (card, dtype, alignment). `tuned` has the settings.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def linear_partials(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply by gate and up, and gate: silu_and_mul(linear(x, weight)) without rounding between.
+    """Multiply by gate and up, and gate: silu_and_mul(linear(x, weight)), rounded only once.
 
     Args:
         x: [T, K].
@@ -86,7 +86,7 @@ def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> F
 
 
 def _slab_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the bulk copy can read both, which asks for 16-byte aligned addresses."""
+    """Whether the bulk copy can read both: it needs 16-byte aligned addresses."""
     aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
     return aligned and gluon_module("slab") is not None
 
@@ -99,7 +99,7 @@ def product(
     gated: bool = False,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Multiply by the form's kernel, into x's dtype or another; partials where it splits K."""
+    """Multiply by the form's kernel, into x's dtype or another; partials if it splits K."""
     if isinstance(form, Library):
         out = library_product(x, weight, dtype or x.dtype)
         return silu_and_mul(out) if gated else out
@@ -122,7 +122,7 @@ def library_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -
 
 @cache
 def gluon_module(name: str) -> ModuleType | None:
-    """Import a module with a Gluon kernel; None where this Triton's Gluon is another one."""
+    """Import a module with a Gluon kernel; None if this Triton has another version of Gluon."""
     try:
         return importlib.import_module(f"nv_kernels.linear.triton.{name}")
     except ImportError:

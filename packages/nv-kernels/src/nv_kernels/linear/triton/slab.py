@@ -1,12 +1,11 @@
-"""3 to 64 tokens times a weight on Hopper: the weights travel before the wait.
+"""3 to 64 tokens times a weight on Hopper: the weights are loaded before the wait.
 
 Written in Gluon, where a loop's loads can be split: a program copies its whole weight slab
-[64 rows, K / split_k] into shared memory by TMA before it waits for the kernel that makes x, then
+[64 rows, K / split_k] into shared memory by TMA before it waits for the kernel that writes x, then
 runs wgmma with the weight rows on the 64-row side (tokens on the other: no padding to 64).
 Triton's own pipeliner starts the loads of x and the weight together, after the wait.
 
-Owns the kernel and its launch. Never decides when it wins: `tuned` does. Gluon is experimental:
-import this module only where `linear.has_slab` says so.
+`tuned` decides when to use it. Gluon is experimental: import this module only with `gluon_module`.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
     from nv_kernels.linear.tuned import Slab
 
 BLOCK_K = gl.constexpr(64)
-RING_BYTES = 64 * 1024  # of x kept in shared memory where not all of it fits
+RING_BYTES = 64 * 1024  # of x in shared memory, if not all of x fits
 SHARED_BYTES = 225_000
 
 
 @gluon.jit
-def _start_x(x_desc, x_slots, ready, token, first, chunk: gl.constexpr, SLOTS: gl.constexpr):
+def _start_x(x_desc, x_tiles, ready, token, first, chunk: gl.constexpr, STAGES: gl.constexpr):
     mbarrier.expect(ready.index(chunk), x_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(
-        x_desc, [token, first + chunk * BLOCK_K], ready.index(chunk), x_slots.index(chunk % SLOTS)
+        x_desc, [token, first + chunk * BLOCK_K], ready.index(chunk), x_tiles.index(chunk % STAGES)
     )
 
 
@@ -75,9 +74,9 @@ def _start_weights(
 def slab_kernel(
     x_desc, w_desc, tail_desc, out, M, N, num_chunks,
     COLUMNS: gl.constexpr, BLOCK_M: gl.constexpr, GATED: gl.constexpr, HALF: gl.constexpr,
-    SLOTS: gl.constexpr, TRIGGER: gl.constexpr,
+    STAGES: gl.constexpr, TRIGGER: gl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, 64] outputs over COLUMNS columns; GATED: HALF gate rows and their up rows."""
+    """Compute [BLOCK_M, 64] outputs over COLUMNS columns; GATED: HALF gate and HALF up rows."""
     CHUNKS: gl.constexpr = COLUMNS // BLOCK_K
     dtype: gl.constexpr = w_desc.dtype
     if TRIGGER == 1:
@@ -86,21 +85,21 @@ def slab_kernel(
     token = gl.program_id(1) * BLOCK_M
     first = gl.program_id(2) * COLUMNS
     slab = gl.allocate_shared_memory(dtype, [CHUNKS * 8, 8, BLOCK_K], tail_desc.layout)
-    x_slots = gl.allocate_shared_memory(dtype, [SLOTS, BLOCK_M, BLOCK_K], x_desc.layout)
+    x_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     w_ready = gl.allocate_shared_memory(gl.int64, [CHUNKS, 1], mbarrier.MBarrierLayout())
     x_ready = gl.allocate_shared_memory(gl.int64, [CHUNKS, 1], mbarrier.MBarrierLayout())
     for chunk in gl.static_range(CHUNKS):
         mbarrier.init(w_ready.index(chunk), count=1)
         mbarrier.init(x_ready.index(chunk), count=1)
     fence_async_shared()
-    for chunk in range(num_chunks):  # not a constant: unrolled it would take 255 registers
+    for chunk in range(num_chunks):  # not a constant: an unrolled loop would need 255 registers
         _start_weights(w_desc, tail_desc, slab, w_ready, row, first, N, chunk, GATED, HALF)
     if TRIGGER > 0:
         wait_for_previous()
         if TRIGGER == 2:
             let_next_start()
-    for chunk in gl.static_range(SLOTS):
-        _start_x(x_desc, x_slots, x_ready, token, first, chunk, SLOTS)
+    for chunk in gl.static_range(STAGES):
+        _start_x(x_desc, x_tiles, x_ready, token, first, chunk, STAGES)
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16]
     )
@@ -109,12 +108,12 @@ def slab_kernel(
         mbarrier.wait(w_ready.index(chunk), 0)
         mbarrier.wait(x_ready.index(chunk), 0)
         rows = slab.index(chunk * 8)._reinterpret(dtype, [64, BLOCK_K], w_desc.layout)
-        tokens = x_slots.index(chunk % SLOTS).permute((1, 0))
+        tokens = x_tiles.index(chunk % STAGES).permute((1, 0))
         sums = warpgroup_mma(rows, tokens, sums, is_async=True)
-        if chunk > 0 and chunk - 1 + SLOTS < CHUNKS:  # the slot of the chunk before is read
+        if chunk > 0 and chunk - 1 + STAGES < CHUNKS:  # the chunk before is no longer read
             sums = warpgroup_mma_wait(num_outstanding=1, deps=(sums,))
             gl.thread_barrier()
-            _start_x(x_desc, x_slots, x_ready, token, first, chunk - 1 + SLOTS, SLOTS)
+            _start_x(x_desc, x_tiles, x_ready, token, first, chunk - 1 + STAGES, STAGES)
     sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
     if TRIGGER == 3:
         let_next_start()
@@ -156,14 +155,14 @@ def slab(
     """Multiply tokens by a weight.
 
     Args:
-        form: the cut; split_k * 64 divides K, 64 divides N (half divides F where gated).
+        form: the settings; split_k * 64 divides K, 64 divides N (half divides F where gated).
         x: [T, K] bf16 or fp16, 16-byte aligned.
         weight: [N, K], or [2F, K] (gate rows, then up rows) where gated.
         gated: return silu(gate) * up, [T, F].
         dtype: of the result, x's by default; partials are fp32.
 
     Returns:
-        [T, N] or [T, F]; [P, T, N] partials where the form splits K.
+        [T, N] or [T, F]; [P, T, N] partials if the form splits K.
     """
     tokens, columns = x.shape
     rows = weight.shape[0]
@@ -179,14 +178,14 @@ def slab(
     slab_kernel[grid](
         describe(x, [form.block_m, 64]), describe(weight, [main, 64]), describe(weight, [8, 64]),
         out, tokens,
-        rows, share // 64, share, form.block_m, gated, form.half, slots(share, form.block_m),
+        rows, share // 64, share, form.block_m, gated, form.half, num_stages(share, form.block_m),
         form.trigger, num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return out
 
 
-def slots(share: int, block_m: int) -> int:
-    """Count the 64-column chunks of x kept at once: all of them where they fit."""
+def num_stages(share: int, block_m: int) -> int:
+    """Count the 64-column chunks of x in shared memory at once: all of them if they fit."""
     chunks = share // 64
     if (64 + block_m) * share * 2 <= SHARED_BYTES:
         return chunks

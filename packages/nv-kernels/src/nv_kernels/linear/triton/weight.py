@@ -1,10 +1,8 @@
-"""A dense weight on a card: the launches that a layer saves there.
+"""A dense weight on a card: fused launches for few tokens.
 
 At 1 and 2 tokens each op is one launch: the norm is in the product's prologue, the gate or the
-residual in its epilogue. From 3 tokens on the norm is a launch of its own, which sums the parts
-that a split product leaves pending. Where the library multiplies, it adds to the residual itself.
-
-Owns when that is. Never chooses a product's form.
+residual in its epilogue. From 3 tokens on the norm is a launch of its own, which sums the partials
+of a split product. Where the library multiplies, it adds the residual too.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ class TritonDense(Dense):
             x = x.contiguous()
             return Stream(gemv(form, x, self.values, residual=stream.hidden, bias=bias))
         if rank_sum is None and bias is None and isinstance(form, Library):
-            return Stream(stream.hidden.addmm_(x, self.values.t()))  # no norm reads both and writes
+            return Stream(stream.hidden.addmm_(x, self.values.t()))  # in place
         return super().linear_add(x, stream, bias, rank_sum)
 
 
