@@ -1,4 +1,4 @@
-"""Which tokens a draw may give when sums are rounded: the definition in float64 with slack."""
+"""The tokens that a draw may return if sums are rounded: the definition in float64 with slack."""
 
 import math
 
@@ -7,11 +7,11 @@ from nv_kernels.sampling.philox import uniform
 
 
 def acceptable(logits, temperature, top_k, top_p, min_p, seed, position, slack=2e-6):
-    """Ids that the draw gives for some perturbation of its sums by `slack` of the row's mass.
+    """Return the ids that the draw gives if its sums change by up to `slack` of the row's mass.
 
     Args:
         logits: [V] of one row, any float dtype.
-        temperature, top_k, top_p, min_p, seed, position: the row's numbers.
+        temperature, top_k, top_p, min_p, seed, position: the row's parameters.
         slack: relative to the total mass; fp32 sums of a few hundred tiles stay inside 2e-6.
     """
     x = logits.double().cpu()

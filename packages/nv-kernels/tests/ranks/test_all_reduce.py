@@ -1,7 +1,7 @@
-"""The sum over ranks inside the norm: its definition, and the kernel in its company.
+"""The sum over ranks inside the norm: its definition, and the kernel together with it.
 
 In the interpreter one rank runs the kernel and the others the definition, on threads. On a card all
-ranks run the kernel, on a stream each. Two cards are nv-engine's to test.
+ranks run the kernel, each on a stream of its own. nv-engine tests two cards.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +28,7 @@ def draw(*shape, dtype=torch.bfloat16, seed=0, device=DEVICE):
 
 
 def peers_of(size, width, device=DEVICE, max_rows=MAX_ROWS):
-    """What each of `size` ranks would hold, all in this process."""
+    """Make the buffers of `size` ranks, all in this process."""
     shape = (2, size, max_rows, width // 2)
     buffers = [
         torch.full(shape, nk.PeerBuffers.EMPTY, dtype=torch.int32, device=device)
@@ -38,7 +38,7 @@ def peers_of(size, width, device=DEVICE, max_rows=MAX_ROWS):
 
 
 def expected_of(parts, residual, weight):
-    """The library's sum and the norm of it."""
+    """The library's sum, and its norm."""
     rounded = [
         (part.sum(0, dtype=torch.float32) if part.dim() == 3 else part).to(weight.dtype).float()
         for part in parts
@@ -74,7 +74,7 @@ def on_streams(calls):
 
 
 def all_ranks(parts, residual, weight, ranks, rank_of_kernel):
-    """Every rank's results."""
+    """Return every rank's results."""
     fast, plain = all_reduce.all_reduce_add_rms_norm, reference.all_reduce_add_rms_norm
     if not INTERPRETING:
         calls = [
@@ -90,11 +90,11 @@ def all_ranks(parts, residual, weight, ranks, rank_of_kernel):
 
 
 def load_kernels(parts, residual, weight, ranks):
-    """Load each rank's kernel while none waits, for loading may wait for the card."""
+    """Load each rank's kernel before any rank waits: loading may wait for the card."""
     if INTERPRETING:
         return
     for part, peers in zip(parts, ranks, strict=True):
-        peers.own.zero_()  # as if all had arrived
+        peers.own.zero_()  # as if all parts had arrived
         torch.cuda.synchronize()
         with torch.cuda.stream(stream_of(peers.rank)):
             all_reduce.all_reduce_add_rms_norm(part, residual, weight, EPS, peers)
@@ -109,7 +109,7 @@ def check(found, parts, residual, weight):
     out, total = expected_of(parts, residual, weight)
     for rank_out, rank_total in found:
         assert torch.equal(rank_total, total)
-        assert torch.equal(rank_out, found[0][0]) or INTERPRETING  # there ranks differ in kind
+        assert torch.equal(rank_out, found[0][0]) or INTERPRETING  # there only one rank runs it
         torch.testing.assert_close(rank_out, out, rtol=1.5 * 2**-7, atol=0.05 * 2**-7)
 
 
@@ -121,7 +121,7 @@ def test_under_the_interpreter():
 @outer_only
 @pytest.mark.parametrize("size", [2, 3])
 def test_definition_is_the_norm_of_the_sum(size):
-    """Rows of several calls overlap, and each goes on from where it was."""
+    """Calls with other numbers of rows: each row continues from its own count."""
     ranks, weight = peers_of(size, 32, "cpu", 8), draw(32, seed=9, device="cpu")
     for step, num_rows in enumerate((3, 8, 1, 5, 5, 0, 19)):
         parts = [draw(num_rows, 32, seed=10 * step + rank, device="cpu") for rank in range(size)]
@@ -135,7 +135,16 @@ def test_definition_is_the_norm_of_the_sum(size):
         for rank_out, rank_total in in_threads(calls):
             assert torch.equal(rank_total, total)
             assert torch.equal(rank_out, out)
-    assert ranks[0].counts.tolist() == [8, 7, 7, 5, 5, 3, 3, 3]  # the last sum takes three turns
+    assert ranks[0].counts.tolist() == [
+        8,
+        7,
+        7,
+        5,
+        5,
+        3,
+        3,
+        3,
+    ]  # the last sum has three parts
     assert all((buffer == nk.PeerBuffers.EMPTY).all() for buffer in ranks[0].buffers)
 
 
@@ -166,7 +175,7 @@ def test_which_sums_are_left_to_the_norm():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_kernel(size, rank_of_kernel, width, dtype):
     ranks, weight = peers_of(size, width), draw(width, dtype=dtype, seed=9)
-    heights = (1, 3, 2, 2, 8, 11) if INTERPRETING else (1, 16, 5, 40, 40, 2)  # on one card at once
+    heights = (1, 3, 2, 2, 8, 11) if INTERPRETING else (1, 16, 5, 40, 40, 2)  # all on one card
     load_kernels([draw(1, width, dtype=dtype)] * size, None, weight, ranks)
     load_kernels([draw(3, 1, width, dtype=torch.float32)] * size, None, weight, ranks)
     load_kernels([draw(1, width, dtype=dtype)] * size, draw(1, width, dtype=dtype), weight, ranks)
@@ -177,7 +186,7 @@ def test_kernel(size, rank_of_kernel, width, dtype):
         splits, kind = ((3,), torch.float32) if step % 2 else ((), dtype)
         seeds = range(10 * step, 10 * step + size)
         parts = [draw(*splits, num_rows, width, dtype=kind, seed=seed) for seed in seeds]
-        if splits:  # whose sum is exact, whatever the order
+        if splits:  # the sum is exact in every order
             parts = [part.to(dtype).float() * torch.tensor([1, 0, 0], device=DEVICE)[:, None, None]
                      for part in parts]  # fmt: skip
         residual = draw(num_rows, width, dtype=dtype, seed=100 + step) if step > 1 else None
@@ -253,7 +262,7 @@ def plain_layer(layer, attended, hidden, peers):
 
 
 def warm_layer(half, attended, hidden, peers):
-    """Load the kernels of a rank while nobody waits."""
+    """Load the kernels of a rank before any rank waits."""
     if INTERPRETING:
         return
     peers.own.zero_()

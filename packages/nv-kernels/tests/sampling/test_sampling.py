@@ -1,4 +1,4 @@
-"""The draw: its distribution, its filters, its independence of neighbours."""
+"""The draw: its distribution, its filters, its independence of other rows."""
 
 import itertools
 from dataclasses import replace
@@ -13,7 +13,7 @@ OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def tensors(rows, *, seeds=None, positions=None):
-    """SamplingTensors of rows, each a dict of what is not off."""
+    """Make SamplingTensors of rows; each is a dict of the parameters that are not off."""
     rows = [OFF | row for row in rows]
     dtypes = {"top_k": torch.int32}
     columns = {
@@ -56,7 +56,7 @@ def exact(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 
 def chi_square_limit(degrees):
-    """99.9 % point, by Wilson and Hilferty."""
+    """The 99.9 % point of chi-square, by Wilson and Hilferty."""
     return degrees * (1 - 2 / (9 * degrees) + 3.09 * (2 / (9 * degrees)) ** 0.5) ** 3
 
 
@@ -128,7 +128,7 @@ def test_top_p_keeps_ties_with_the_last():
     assert many(logits, 1000, top_p=0.5).unique().tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("top_p", [1e-38, 1e-45, 1e-46])  # fp32 makes 0 of the last
+@pytest.mark.parametrize("top_p", [1e-38, 1e-45, 1e-46])  # fp32 rounds the last one to 0
 @pytest.mark.parametrize("more", [{}, {"top_k": 9}, {"min_p": 0.1}], ids=str)
 def test_n02_a_tiny_top_p_keeps_the_most_likely_token(monkeypatch, top_p, more):
     rounds = itertools.count()
@@ -174,8 +174,8 @@ ROWS = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary", [1003, 40000])
-def test_neighbours_change_nothing(vocabulary, dtype):
-    """A row alone, in a batch, among other neighbours and in another place: one token."""
+def test_a_draw_does_not_depend_on_other_rows(vocabulary, dtype):
+    """A row alone, in a batch, among other rows and at another place draws the same token."""
     torch.manual_seed(0)
     rows = ROWS * 8
     logits = (torch.randn(len(rows), vocabulary) * 3).to(dtype)
@@ -217,9 +217,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 @pytest.mark.parametrize("broken", BROKEN)
-@pytest.mark.parametrize("vocabulary", [3, 40000])  # of the second top-k reads a part
+@pytest.mark.parametrize("vocabulary", [3, 40000])  # top-k reads only a part of the second
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_row_with_nothing_to_draw_from_gets_no_token_and_harms_nobody(
+def test_a_row_without_a_token_to_draw_gets_minus_1_and_changes_no_other_row(
     row, broken, vocabulary, mixed
 ):
     logits = torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(3))
@@ -233,8 +233,8 @@ def test_a_row_with_nothing_to_draw_from_gets_no_token_and_harms_nobody(
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 @pytest.mark.parametrize("vocabulary", [130, 40000])
-def test_ids_past_the_bound_do_not_exist(row, vocabulary):
-    """Not if they were the likeliest, and not if they hold what is not a number."""
+def test_ids_past_the_bound_are_never_drawn(row, vocabulary):
+    """Even if they are the likeliest, and even if their logits are NaN."""
     torch.manual_seed(0)
     logits = torch.randn(20, vocabulary + 300)
     logits[:, vocabulary:] += 30
@@ -245,7 +245,7 @@ def test_ids_past_the_bound_do_not_exist(row, vocabulary):
 
 
 def test_top_p_drops_a_token_whose_mass_above_is_the_limit_itself():
-    """Four logits in order, whose exponentials are equal in fp32: a quarter each, exactly."""
+    """Four logits in order whose exponentials are equal in fp32: each has mass 1/4 exactly."""
     logits = torch.tensor([0.0, -1e-9, -2e-9, -3e-9])
     assert many(logits, 300, top_p=0.5).unique().tolist() == [0, 1]
     assert many(logits, 300, top_p=0.75).unique().tolist() == [0, 1, 2]

@@ -31,7 +31,7 @@ ASKED = [
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_compiled():
-    """Most of what the tests of this file launch on a card, several at a time."""
+    """Compile most kernels of this file's tests, several at a time."""
     if INTERPRETING or not torch.cuda.is_available():
         return
     slots = torch.zeros(2, dtype=torch.int64, device=DEVICE)
@@ -43,7 +43,7 @@ def kernels_compiled():
 
 
 def every_table(vocabulary, rows=6, seed=0):
-    """Tables of `rows` slots and the neutral row; slot 0 asks for nothing."""
+    """Make tables of `rows` slots and the neutral row; slot 0 has no controls."""
     rng = torch.Generator().manual_seed(seed)
 
     def integers(high, *shape):
@@ -88,7 +88,7 @@ def some_logits(rows, vocabulary, dtype=torch.bfloat16):
 
 
 def check(asked, vocabulary, dtype=torch.bfloat16, slots=(3, 0, 5, 1, NUM_SLOTS, 2, 4, 7)):
-    """Slots without a row in a table, the padding's among them, besides those with one."""
+    """Choose slots with a row in a table, and slots without one, such as the padding's."""
     tables = every_table(vocabulary)
     tables = {name: tables[name] for group in asked for name in GROUPS[group]}
     logits = some_logits(len(slots), vocabulary, dtype)
@@ -184,4 +184,4 @@ def test_compiles_ahead_of_time(kernel, capability):
         num_warps=4 if is_dense else 1, enable_fp_fusion=False,
     )  # fmt: skip
     assert_fits(compiled, capability)
-    assert not is_dense or "v4.b32" in compiled.ptx  # reads and writes 16 bytes a thread
+    assert not is_dense or "v4.b32" in compiled.ptx  # reads and writes 16 bytes per thread

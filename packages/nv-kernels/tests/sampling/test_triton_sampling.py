@@ -40,9 +40,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_compiled():
-    """All that the tests of this file launch on a card, several at a time.
+    """Compile all kernels of this file's tests, several at a time.
 
-    The other vocabularies have the first one's kernels: one group, no multiple of 16.
+    Other vocabularies use the first one's kernels: one group, not a multiple of 16.
     """
     if INTERPRETING or not torch.cuda.is_available():
         return
@@ -78,7 +78,7 @@ def some_logits(rows, vocabulary, dtype=torch.bfloat16, seed=0, scale=2.5):
 
 
 def assert_drawn(logits, settings, tokens, sampling_tensors, most_different):
-    """Every token acceptable, and all but a few equal to the definition's."""
+    """Assert that every token is acceptable and all but a few equal the definition's."""
     expected = reference.sample(logits.cpu(), to_cpu(sampling_tensors))
     different = torch.nonzero(tokens.cpu() != expected).flatten().tolist()
     for row in different:
@@ -169,11 +169,11 @@ def test_minus_infinity_is_never_drawn(setting):
 
 
 @on_device
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from the interpreter's NumPy
 @pytest.mark.parametrize(
     ("setting", "dtype"), list(zip(SETTINGS, itertools.cycle(DTYPES), strict=False)), ids=str
 )
-def test_rows_with_nothing_to_draw_from_get_no_token(setting, dtype):
+def test_rows_without_a_token_to_draw_get_minus_1(setting, dtype):
     logits = some_logits(7, 4200, dtype)  # two chunks, two groups
     logits[1] = -INF
     logits[2, 4100] = float("nan")
@@ -196,8 +196,8 @@ def _rows(tensors, rows):
 @on_device
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("num_ids", [259] if INTERPRETING else [4096, 4099, 150_000])
-def test_ids_past_the_bound_do_not_exist(setting, num_ids):
-    """Not if they were the likeliest, and not if they hold what is not a number."""
+def test_ids_past_the_bound_are_never_drawn(setting, num_ids):
+    """Even if they are the likeliest, and even if their logits are NaN."""
     logits = some_logits(ROWS, num_ids + 253)
     logits[:, num_ids:] = 40.0
     logits[0, num_ids + 3] = float("nan")
@@ -209,7 +209,7 @@ def test_ids_past_the_bound_do_not_exist(setting, num_ids):
 
 @on_device
 def test_top_p_drops_a_token_whose_mass_above_is_the_limit_itself():
-    """Four logits in order, whose exponentials are equal in fp32: a quarter each, exactly."""
+    """Four logits in order whose exponentials are equal in fp32: each has mass 1/4 exactly."""
     count = 16 if INTERPRETING else 256
     logits = torch.tensor([0.0, -1e-9, -2e-9, -3e-9], device=DEVICE).repeat(count, 1)
     for top_p, kept in ((0.5, {0, 1}), (0.75, {0, 1, 2})):
@@ -222,7 +222,7 @@ def test_min_p_keeps_a_token_at_the_bound_itself():
     """At a temperature of log2(e) a logit of -1 is half as likely as one of 0, exactly."""
     count = 16 if INTERPRETING else 256
     logits = torch.full((count, 300), -INF, device=DEVICE)
-    logits[:, 3], logits[:, 299] = 0.0, -1.0  # of two tiles: neither's mass may be passed over
+    logits[:, 3], logits[:, 299] = 0.0, -1.0  # in two tiles: the mass of both must count
     setting = (1.4426950408889634, 0, 1.0, 0.5)
     assert set(sampling.sample(logits, params([setting] * count)).tolist()) == {3, 299}
 

@@ -14,7 +14,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels_compiled():
-    """Most of what the tests of this file launch on a card, several at a time."""
+    """Compile most kernels of this file's tests, several at a time."""
     if INTERPRETING or not torch.cuda.is_available():
         return
     with compile_ahead():
@@ -31,7 +31,7 @@ def some_logits(rows, vocabulary, dtype=torch.bfloat16, seed=0):
 
 
 def assert_equal(logits, ids, num):
-    """Ids and ranks exactly, ties and all; log-probabilities up to the sums' rounding."""
+    """Assert equal ids and ranks, ties included, and log-probabilities equal up to rounding."""
     got = kernels.top_logprobs(logits.to(DEVICE), ids.to(DEVICE), num)
     expected = reference.top_logprobs(logits, ids, num)
     assert [part.dtype for part in got] == [torch.int64, torch.float32, torch.int64]
@@ -119,9 +119,9 @@ def test_a_row_depends_on_its_logits_alone():
 
 
 @on_device
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from the interpreter's NumPy
 @pytest.mark.parametrize("bad", [-INF, float("nan"), INF])
-def test_rows_without_a_distribution_give_tokens_all_the_same(bad):
+def test_rows_without_a_distribution_still_give_tokens(bad):
     logits = some_logits(2, 300).to(DEVICE)
     logits[1, 7] = bad
     if bad == -INF:

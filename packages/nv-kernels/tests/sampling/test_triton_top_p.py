@@ -1,4 +1,4 @@
-"""Top-p's bound: it accepts only what the mass above allows, and saves the passes it can."""
+"""Top-p's bound: it accepts only tokens of the nucleus, and saves passes."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ KINDS = ("flat", "normal", "peaked")
 
 
 def some_logits(kind, rows=ROWS, dtype=torch.bfloat16):
-    """flat: every tile reaches above any token. peaked: one token a tile has all of its mass."""
+    """flat: every tile has logits above any token. peaked: one token per tile has all its mass."""
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(rows, TILES * sampling.TILE, generator=generator)
     logits *= {"flat": 0.01, "normal": 2.5, "peaked": 1.0}[kind]
@@ -37,7 +37,7 @@ def params(top_p, top_k=0, min_p=0.0, seed=11):
 
 
 def first_draw(logits, **filters):
-    """The token that each row draws first, and the share of the mass strictly above it."""
+    """Return the token that each row draws first, and the share of the mass strictly above it."""
     rows = len(logits)
     tokens = sampling.sample(logits, params(torch.ones(rows), **filters))
     values = logits.double()
@@ -61,7 +61,7 @@ def test_under_the_interpreter():
     [*((kind, {}) for kind in KINDS), ("normal", {"top_k": 300}), ("normal", {"min_p": 0.02})],
 )
 def test_a_token_is_kept_where_the_mass_above_is_under_p(kind, filters):
-    """Just over, just under, and on either side of where the bound may decide."""
+    """p just above and just below that share, and on both sides of the bound's error."""
     logits = some_logits(kind)
     first, share = first_draw(logits, **filters)
     for factor in (0.9, 1 - 2e-5, 1 + 2e-5, 1.0015):
@@ -84,11 +84,11 @@ def test_the_largest_logit_is_always_kept(dtype):
 
 
 @on_device
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's NumPy
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from the interpreter's NumPy
 @pytest.mark.parametrize("filters", [{"top_k": 5}, {"min_p": 0.1}])
 @pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
-def test_a_row_without_a_mass_ends(bad, filters):
-    """Of nothing, no draw is ever the largest, and none is accepted: it gets no token."""
+def test_a_row_without_mass_ends(bad, filters):
+    """No draw from a row without mass is accepted: the row gets -1."""
     logits = some_logits("normal", rows=2)
     logits[0, 300:] = bad
     tokens = sampling.sample(logits, params(torch.full((2,), 0.9), **filters))
@@ -102,7 +102,7 @@ def test_a_row_without_a_mass_ends(bad, filters):
 @pytest.mark.skipif(not INTERPRETING, reason="counts in the interpreter")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_pass_is_made_where_the_bound_does_not_decide(kind, monkeypatch):
-    """Counted in parts of two tiles: all of them where p is near, few or none where it is not."""
+    """Passes in parts of two tiles: all of them if p is near the share, few or none if not."""
     parts = []
     write = filtering._write_masses
 

@@ -1,4 +1,4 @@
-"""A step's tokens back into the device's rows, and into the ring."""
+"""A step's tokens are stored in the device's rows and in the ring."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_definition_of_the_ring() -> None:
     assert last_token.tolist() == [9, 0, 5, 0]
     assert (ring.entries.tolist(), int(ring.count)) == ([[0, 0, 0], [5, 9, 0]], 4)
     reference.keep_tokens(torch.tensor([-1, 3]), torch.tensor([2, 0]), last_token, ring)
-    assert last_token.tolist() == [3, 0, 0, 0]  # what the row reads next must be a token
+    assert last_token.tolist() == [3, 0, 0, 0]  # the row's next input must be a token
     assert ring.entries[0].tolist() == [-1, 3, 0]
 
 

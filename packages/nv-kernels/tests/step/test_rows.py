@@ -1,4 +1,4 @@
-"""The inputs of a step, from the device's rows and what the host sends."""
+"""The inputs of a step, from the device's rows and the host's tensors."""
 
 import random
 from dataclasses import dataclass, replace
@@ -133,7 +133,7 @@ def step_of(case: Case, device: str) -> tuple[torch.Tensor, ...]:
 
 
 def check(read: StepRows, before: RowTables, after: RowTables, case: Case) -> None:
-    """What the definition says, row by row, in plain Python."""
+    """The definition, row by row, in plain Python."""
     token, padding = 0, case.num_slots
     computed = before.computed.tolist()
     assert int(read.query_start[0]) == 0
@@ -154,7 +154,7 @@ def check(read: StepRows, before: RowTables, after: RowTables, case: Case) -> No
         assert int(read.last[index]) == max(token - 1, 0)
         assert int(read.context_lens[index]) == (0 if slot == padding else length)
         used = 0 if slot == padding else -(-length // case.block_size)
-        used = max(used, 1)  # a row that sees nothing has a block too
+        used = max(used, 1)  # a row without context has a block too
         assert torch.equal(read.block_tables[index, :used], before.block_table[slot, :used])
         floats = (read.temperature[index], read.top_p[index], read.min_p[index])
         assert torch.equal(torch.stack(floats), before.floats[slot])
@@ -245,7 +245,7 @@ def test_what_torch_uses_as_an_index_is_zero_where_nothing_is_launched() -> None
     case = CASES["mixed"]
     step, state = step_of(case, DEVICE), tables_of(case, DEVICE)
     used = torch.full((len(step[0]) + len(step[1]),), -1, device=DEVICE)
-    del used  # what comes next gets its memory
+    del used  # the next tensors reuse its memory
     with compile_ahead():
         read = triton_rows.step_rows(*step, state, **case.sizes)
     assert not read.token_ids.any()

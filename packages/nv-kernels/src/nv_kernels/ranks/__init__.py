@@ -1,1 +1,1 @@
-"""Sums over the ranks of one machine, through memory that they write into each other."""
+"""Sums over the ranks of one machine, through buffers that all ranks can write."""

@@ -1,7 +1,7 @@
-"""The sum over ranks that a norm makes itself: through memory that the ranks write into each other.
+"""The sum over ranks inside a norm, through buffers that all ranks can write.
 
-Owns the order of the sum (that of the ranks, in fp32, so that all get the same bits) and what lies
-in the buffers. Never meets the other ranks otherwise; see `nv_kernels.ranks.peers` for the rules.
+Owns the order of the sum (by rank, in fp32, so that all ranks get the same bits) and the format of
+the data in the buffers. See `nv_kernels.ranks.peers` for the rules of the buffers.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ def all_reduce_add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum a layer's output over the ranks, add it to the residual stream, and normalise.
 
-    Every rank calls it, with the same T; it ends when all have. One-shot: each rank sums all parts
-    itself, which is for few rows or two ranks.
+    Every rank must call it with the same T; no call ends before all ranks have called. One-shot:
+    each rank sums all parts itself, which is fast for few rows or two ranks.
 
     Args:
         x: this rank's part: [T, E], or [P, T, E] split-K partials, which are summed in fp32 first.
             Rounded to weight's dtype before it is sent.
-        residual: [T, E], or None where the sum starts the stream. Left as it is.
+        residual: [T, E], or None if the sum starts the stream. It is not changed.
         weight: [E] of a 16-bit dtype.
         eps: added to the mean square.
         peers: the ranks' buffers, as tensors.
 
     Returns:
-        The normalised sum [T, E] and the sum itself [T, E], as add_rms_norm of the parts' sum.
+        The normalised sum [T, E] and the sum itself [T, E], equal to add_rms_norm of the parts'
+        sum.
     """
     if x.dim() == 3:
         x = x.sum(0, dtype=torch.float32)
@@ -50,7 +51,7 @@ def all_reduce_add_rms_norm(
 
 
 def _sum(x: torch.Tensor, peers: PeerBuffers) -> torch.Tensor:
-    """[T, E], at most max_rows of them, over the ranks in their order."""
+    """Sum [T, E], T at most max_rows, over the ranks in order."""
     words = _pack(x)  # [T, E / 2]
     rows = torch.arange(len(words), device=x.device)
     slots = (peers.counts[: len(words)] & 1).long()

@@ -1,9 +1,9 @@
 """The sum over ranks, the residual addition and the norm in one launch, over peer memory.
 
-Owns the kernel: one program a row, which sends its part, waits for the others' and normalises. One
-way over NVLink is all that it waits for. Never uses multicast. `nv_kernels.ranks.peers` has the
-rules of the buffers, which need no flags: as the low-latency sums of TensorRT-LLM do, it waits for
-words that are no longer what the reader had left there.
+Owns the kernel: one program per row, which sends its part, waits for the other ranks' parts and
+normalises. It waits for one transfer over NVLink. Never uses multicast. `nv_kernels.ranks.peers`
+has the rules of the buffers, which need no flags: like the low-latency sums of TensorRT-LLM, the
+kernel waits until each word differs from the value that the reader left there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ gdc_wait = tl.extra.cuda.gdc_wait
 EMPTY = tl.constexpr(records.EMPTY)
 WRITTEN_NAN = tl.constexpr(records.WRITTEN_NAN)
 MAX_REGISTERS = 128
-"""Of a thread, of which there are at most 512; unasked, the assembler spills to fit four blocks."""
+"""Registers per thread, of at most 512 threads; without it ptxas spills to fit four blocks."""
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _bits(x):
 
 @triton.jit
 def _floats(words, DTYPE: tl.constexpr):
-    """The low half of int32 to fp32, by way of a 16-bit float."""
+    """The low half of int32 to fp32, through a 16-bit float."""
     return (words & 0xFFFF).to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)
 
 
@@ -59,7 +59,7 @@ def _half(x, num_rows, at, mask, E: tl.constexpr, PARTIALS: tl.constexpr, DTYPE:
 
 @triton.jit
 def _arrived(place, mask):
-    """Wait for the words at `place`, and leave it empty."""
+    """Wait for the words at `place`, read them, and write EMPTY there."""
     words = tl.load(place, mask=mask, other=0, volatile=True)
     while tl.max((words == EMPTY).to(tl.int32), 0) > 0:
         words = tl.load(place, mask=mask, other=0, volatile=True)
@@ -159,7 +159,7 @@ def all_reduce_add_rms_norm(
         residual: [T, E], or None where the sum starts the stream. Left as it is.
         weight: [E] of a 16-bit dtype.
         eps: added to the mean square.
-        peers: the ranks' buffers; more rows than they have go through them in turns.
+        peers: the ranks' buffers; more rows than they have go through them several at a time.
 
     Returns:
         The normalised sum [T, E] and the sum itself [T, E], both in weight's dtype.
@@ -183,6 +183,6 @@ def all_reduce_add_rms_norm(
 
 
 def _tile(width: int) -> tuple[int, int]:
-    """Words of half a row as a program holds them, and its warps: 4 words a thread if it can."""
+    """Words of half a row as a program holds them, and its warps: 4 words per thread, or more."""
     block = next_power_of_2(width // 2)
     return block, min(16, max(1, block // 128))

@@ -1,6 +1,6 @@
 """Finds the few tiles of a row that hold its k highest logits.
 
-Owns the search, which spares top-k sampling all passes over the vocabulary but one. Never draws.
+With it top-k sampling passes over the whole vocabulary only once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from nv_kernels.sampling.inversion import TILE, tiled
 
-NUM_SPARE = 16  # tiles beyond k: room for ties with the k-th
+NUM_SPARE = 16  # tiles beyond k, for ties with the k-th logit
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Candidates:
 
     Attributes:
         logits: [R, C * TILE].
-        tiles: [R, C] which tile each TILE logits are.
+        tiles: [R, C] the number of the tile that each TILE logits come from.
         kth: [R, 1] the k-th highest logit of the row.
-        complete: [R] bool; no logit from kth upwards is missing.
+        complete: [R] bool; True if all logits of at least kth are present.
     """
 
     logits: torch.Tensor
@@ -31,23 +31,23 @@ class Candidates:
     complete: torch.Tensor
 
     def ids(self, places: torch.Tensor) -> torch.Tensor:
-        """Turn places [R] in a row of `logits` into token ids [R]."""
+        """Convert places [R] in rows of `logits` to token ids [R]."""
         tile = self.tiles.gather(1, (places // TILE)[:, None])[:, 0]
         return tile * TILE + places % TILE
 
 
 def find(logits: torch.Tensor, k: int) -> Candidates | None:
-    """Take the tiles of highest maximum: k of them hold the k highest logits.
+    """Take the tiles with the highest maxima: k of them hold the k highest logits.
 
-    An element above all of a tile that was not taken has at least k others beside it, the maxima
-    of those that were.
+    Each of the k taken tiles has a maximum at least as high as every logit of a tile that is not
+    taken, so k logits are at least as high as those.
 
     Args:
         logits: [R, V].
         k: 1 or more.
 
     Returns:
-        The candidates, or None where they would be no small part of the row.
+        The candidates, or None if they would not be a small part of the row.
     """
     every = tiled(logits, float("-inf"))  # [R, N, TILE]
     count = k + NUM_SPARE

@@ -1,9 +1,8 @@
-"""What requests may ask to happen to their logits before the draw.
+"""The controls that requests can apply to their logits before the draw.
 
 Owns the definition of each control and their order, which is vLLM's: a grammar's mask, allowed
 tokens, bad words, min_tokens, bias, then penalties; temperature and the filters follow in `sample`.
-Never keeps anything. A step has fixed shapes, reads nothing back, and leaves the rows that did not
-ask for it as they are.
+Shapes are fixed, nothing is read back to the host, and rows without a control keep their values.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from nv_kernels.op import op
 if TYPE_CHECKING:
     from nv_kernels.sampling.parameters import LogitControls
 
-MAX_PART = 2**24  # logits that a control looks at together: what it makes of them takes 64 MiB
-ANY = -1  # in a table of words: no token here, so that every token fits
+MAX_PART = 2**24  # logits per pass of a control: its temporaries take 64 MiB
+ANY = -1  # in a table of words: a place without a token, which matches every token
 
 
 @op(triton="nv_kernels.sampling.triton_controls")
 def shape_logits(logits: torch.Tensor, controls: LogitControls) -> torch.Tensor:
-    """Apply to each row what its slot asks for.
+    """Apply to each row the controls of its slot.
 
     Args:
-        logits: [R, V] fp32, bf16 or fp16; left as they are.
-        controls: the rows' slots and the tables of those controls that some row asks for.
+        logits: [R, V] fp32, bf16 or fp16; they are not changed.
+        controls: the rows' slots, and the tables of the controls that some row uses.
 
     Returns:
-        [R, V] fp32. A row that asks for nothing has its logits' values.
+        [R, V] fp32. A row without controls has its logits' values.
     """
     shaped = logits.to(torch.float32, copy=True)
     step = max(1, MAX_PART // logits.shape[1])
@@ -65,12 +64,12 @@ def _shape(
 
 
 def _rows(table: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Rows of a table whose last row serves all slots from there on."""
+    """Look up slots in a table whose last row serves all slots from there on."""
     return table[slots.clamp(max=len(table) - 1)]
 
 
 def allow_only(logits: torch.Tensor, allowed: torch.Tensor) -> None:
-    """-inf for every token that is not allowed.
+    """Write -inf for every token that is not allowed.
 
     Args:
         logits: [R, V] fp32, changed in place.
@@ -80,7 +79,7 @@ def allow_only(logits: torch.Tensor, allowed: torch.Tensor) -> None:
 
 
 def allow_bits(logits: torch.Tensor, bits: torch.Tensor) -> None:
-    """-inf for every token whose bit is not set.
+    """Write -inf for every token whose bit is not set.
 
     Args:
         logits: [R, V] fp32, changed in place.
@@ -93,7 +92,7 @@ def allow_bits(logits: torch.Tensor, bits: torch.Tensor) -> None:
 
 
 def forbid(logits: torch.Tensor, ids: torch.Tensor, applies: torch.Tensor) -> None:
-    """-inf for the tokens `ids`, each where it applies; an id may stand in a row many times.
+    """Write -inf for the tokens `ids` where `applies`; a row may contain an id several times.
 
     Args:
         logits: [R, V] fp32, changed in place.
@@ -105,15 +104,15 @@ def forbid(logits: torch.Tensor, ids: torch.Tensor, applies: torch.Tensor) -> No
 
 
 def forbid_words(logits: torch.Tensor, words: torch.Tensor, recent: torch.Tensor) -> None:
-    """-inf for the last token of each word whose other tokens were drawn just now.
+    """Write -inf for the last token of each word whose other tokens are the newest drawn ones.
 
     Only drawn tokens count, not the prompt's (as in vLLM).
 
     Args:
         logits: [R, V] fp32, changed in place.
-        words: [R, K, L] int64, last token first, ANY behind the word's first token; all ANY: no
+        words: [R, K, L] int64, last token first, ANY after the word's first token; all ANY: not a
             word.
-        recent: [R, W] int64 drawn tokens, newest first, ANY behind the oldest; W >= L - 1.
+        recent: [R, W] int64 drawn tokens, newest first, ANY after the oldest; W >= L - 1.
     """
     before = words[:, :, 1:]
     fits = ((before == recent[:, None, : before.shape[2]]) | (before == ANY)).all(-1)  # [R, K]
@@ -135,7 +134,7 @@ def add_bias(logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> N
 def penalize(
     logits: torch.Tensor, counts: torch.Tensor, repetition: torch.Tensor, additive: torch.Tensor
 ) -> None:
-    """Make tokens that occurred less likely, or more (below 1, below 0).
+    """Make tokens that occurred less likely, or more likely (penalties below 1 or below 0).
 
     Repetition (Keskar et al., CTRL, 2019) divides positive logits and multiplies negative ones, of
     the prompt's tokens and of the drawn ones; frequency times the number of draws, and presence

@@ -1,8 +1,7 @@
 """The draw of a token from its logits: docs/architecture.md, "The draw".
 
-Owns the definition that every sampler must reproduce up to rounding. Never keeps a generator:
-a row's token depends on its logits, parameters, seed and position alone, so that neighbours in
-the batch change nothing, bit for bit.
+Every sampler must reproduce this definition up to rounding. There is no generator state: a row's
+token depends only on its logits, parameters, seed and position, and never on other rows.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from nv_kernels.sampling.philox import uniforms
 if TYPE_CHECKING:
     from nv_kernels.sampling.parameters import SamplingTensors
 
-MAX_PART = 2**18  # logits drawn from at a time: their passes stay in a core's cache
-NUM_AHEAD = 4  # rounds of top-p whose numbers are made at once
+MAX_PART = 2**18  # logits per pass: they fit a core's cache
+NUM_AHEAD = 4  # rounds of top-p whose random numbers are made at once
 
-SMALLEST = 1e-30  # of top_p: below it fp32 runs out, and the most likely token is kept all the same
+SMALLEST = 1e-30  # least top_p: fp32 is too coarse below it; the most likely token stays
 
 
 @op(triton="nv_kernels.sampling.triton_sample", cpp="nv_kernels.cpp.sample")
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Pick one token a row.
+    """Draw one token per row.
 
-    A token at -inf is never drawn. A row that offers nothing to draw from (all -inf, or a NaN
-    or +inf among its logits) gets -1. Logits from `sampling.num_ids` on are not looked at.
+    A token at -inf is never drawn. A row from which no token can be drawn (all -inf, or a NaN or
+    +inf among its logits) gets -1. Logits from `sampling.num_ids` on are not read.
 
     Args:
         logits: [R, V] fp32, bf16 or fp16.
-        sampling: parameters of the R rows; rows mix freely.
+        sampling: parameters of the R rows; rows may differ in all of them.
 
     Returns:
         Token ids [R] int64.
@@ -87,7 +86,7 @@ def _sample(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors) ->
 
 
 def _draw_by_k(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Draw rows of equal k together: how a row is computed must not depend on another's k."""
+    """Draw rows of equal k together: the arithmetic of a row must not depend on another's k."""
     ks = sorted(set(sampling.top_k.tolist()))
     if len(ks) == 1:
         return _draw_top_k(logits, ks[0], u, sampling)
@@ -101,7 +100,7 @@ def _draw_by_k(logits: torch.Tensor, u: torch.Tensor, sampling: SamplingTensors)
 def _draw_top_k(
     logits: torch.Tensor, k: int, u: torch.Tensor, sampling: SamplingTensors
 ) -> torch.Tensor:
-    """Draw from each row's k highest logits and ties with the k-th; 0 is off."""
+    """Draw from each row's k highest logits and ties with the k-th; k 0 is off."""
     if k == 0 or k >= logits.shape[-1]:
         return _draw(logits, None, u, sampling)
     candidates = find(logits, k)
@@ -120,7 +119,7 @@ def _draw(
 ) -> torch.Tensor:
     """Draw under temperature, min-p and top-p from the logits not below kth [R, 1]."""
     temperature = torch.where(sampling.temperature > 0, sampling.temperature, 1.0)
-    # Subtracting first keeps a tiny temperature from overflowing.
+    # Subtract first, so that a tiny temperature does not overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperature[:, None])  # [R, V], <= 0
     if sampling.any_filter and bool((sampling.min_p > 0).any()):
         scaled.masked_fill_(scaled < sampling.min_p.log()[:, None], float("-inf"))
@@ -149,8 +148,8 @@ def _shrink(  # noqa: PLR0917
     """Redraw tokens outside top-p, without a sort.
 
     A token is in the nucleus if the mass strictly above it is less than the limit, p times the
-    total. One outside shrinks the set it came from to what is above it. That set always holds the
-    nucleus, so what is accepted at last is distributed as the nucleus is.
+    total. A token outside shrinks the set that it was drawn from to the tokens above it. This set
+    always contains the nucleus, so the accepted token has the distribution of the nucleus.
     """
     accepted = tokens.clone()
     rows = torch.arange(tokens.shape[0], device=tokens.device)

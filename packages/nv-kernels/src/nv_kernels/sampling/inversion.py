@@ -1,7 +1,7 @@
 """Picks an id from weights by inverting their cumulative mass, over tiles.
 
 Owns the sums: fp32 within a tile, float64 across tiles, so that one draw reads the weights once.
-Each row's sums are its own, whatever else is in the batch. Never makes weights or random numbers.
+A row's sums do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TILE = 128
 
 
 def tiled(x: torch.Tensor, filler: float) -> torch.Tensor:
-    """Cut [R, V] into tiles [R, N, TILE], the last filled up."""
+    """Split [R, V] into tiles [R, N, TILE]; the last one is padded with `fill`."""
     missing = -x.shape[-1] % TILE
     if missing:
         x = functional.pad(x, (0, missing), value=filler)
@@ -42,7 +42,7 @@ def invert(tiles: torch.Tensor, mass: torch.Tensor, u: torch.Tensor) -> torch.Te
     tile = torch.searchsorted(mass, target, right=True).clamp_(max=mass.shape[1] - 1)  # [R, 1]
     before = torch.where(tile > 0, mass.gather(1, (tile - 1).clamp_(min=0)), 0.0)
     inside = tiles[rows, tile[:, 0]].cumsum(-1, dtype=torch.float64)  # [R, TILE]
-    # The tile's own sum may be a rounding less than what the running totals say.
+    # The tile's own sum may be smaller, by rounding, than the difference of the running totals.
     last = torch.nextafter(inside[:, -1:], torch.zeros_like(target))
     offset = torch.searchsorted(inside, torch.minimum(target - before, last), right=True)
     return torch.where(total > 0, (tile * TILE + offset)[:, 0], 0)

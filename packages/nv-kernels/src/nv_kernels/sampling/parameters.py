@@ -1,4 +1,4 @@
-"""What a sampler is told about its rows: plain tensors, and on the host what nobody asks for.
+"""The arguments of a sampler: plain tensors, and host flags for what no row uses.
 
 Owns the types. Never draws: `nv_kernels.sampling.draw` defines the draw, `sampling.controls`
 what happens before it.
@@ -24,10 +24,10 @@ class SamplingTensors:
         min_p: fp32 in [0, 1]; 0 is off.
         seeds: int64 key of the draw, all 64 bits used.
         positions: int64 position of the token to be drawn, low 32 bits used.
-        all_greedy: host flag; every temperature is 0.
-        any_filter: host flag; some row has top_k, top_p or min_p. False promises that none has.
-        num_ids: host number; ids from there on are never drawn, whatever their logits. None: all V
-            may be.
+        all_greedy: host flag; True if every temperature is 0.
+        any_filter: host flag; False if top_k, top_p and min_p are off in every row.
+        num_ids: host number; ids from num_ids on are never drawn, whatever their logits. None: all
+            V ids may be drawn.
     """
 
     temperature: torch.Tensor
@@ -43,19 +43,19 @@ class SamplingTensors:
 
 @dataclass(frozen=True)
 class LogitControls:
-    """What is to happen to R rows of logits before the draw.
+    """The controls of R rows of logits, which change them before the draw.
 
-    A table has a row a slot. It may be short: its last row, which is neutral, then serves all slots
-    from there on. What is None no row asks for, and what belongs together is None together.
+    A table has one row per slot. It may be short: its last row, which is neutral, then serves all
+    slots from there on. A table is None if no row of the step uses its control.
 
     Attributes:
-        slots: [R] int64.
+        slots: [R] int64, the row of each table that a row of logits uses.
         lengths: [R] int64 tokens of each row so far.
-        masks: [N, ceil(V / 32)] int32, a bit a token: set where a grammar allows it.
+        masks: [N, ceil(V / 32)] int32, one bit per token: set where a grammar allows it.
         allowed: [N, V] bool.
-        words: [N, K, L] int64 forbidden words, last token first, -1 behind a word's first token;
-            all -1: no word.
-        recent: [N, W] int64 drawn tokens, newest first, -1 behind the oldest; W >= L - 1.
+        words: [N, K, L] int64 forbidden words, last token first, -1 after a word's first token;
+            all -1: not a word.
+        recent: [N, W] int64 drawn tokens, newest first, -1 after the oldest; W >= L - 1.
         stop_ids: [N, K] int64 tokens that are forbidden below a length.
         min_lengths: [N] int64, that length.
         bias_ids: [N, K] int64 tokens, none twice in a row; -1 where a row has fewer.

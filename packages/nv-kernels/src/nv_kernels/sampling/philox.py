@@ -1,9 +1,7 @@
 """Counter-based random numbers: Philox4x32-10.
 
-Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; bit for bit what
-`triton.language.philox` computes.
-
-Owns the generator and the uniforms of a draw. Never holds state.
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; it has the same
+bits as `triton.language.philox`. It has no state.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import torch
 
 MASK = 0xFFFFFFFF
-MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)  # of the third word and of the first
+MULTIPLIERS = (0xCD9E8D57, 0xD2511F53)  # for the third word and for the first
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
 
@@ -43,13 +41,13 @@ def philox(key: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
 def uniforms(
     seeds: torch.Tensor, positions: torch.Tensor, first_round: int, num_rounds: int
 ) -> torch.Tensor:
-    """Give the uniform numbers of each row's first rounds.
+    """Return the uniform numbers of some rounds of each row.
 
     Args:
         seeds: [R] int64; the key is its low and high 32 bits.
         positions: [R] int64, low 32 bits used.
-        first_round: of a row's draw, 0 for its first number.
-        num_rounds: how many from there.
+        first_round: first round, 0 for a draw's first number.
+        num_rounds: number of rounds from there.
 
     Returns:
         [R, num_rounds] float64 in [0, 1), multiples of 2^-24: exact in fp32 too.
@@ -65,5 +63,5 @@ def uniforms(
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, draw: int) -> torch.Tensor:
-    """Give the uniform number of one round, [R]; see `uniforms`."""
+    """Return the uniform number of one round, [R]; see `uniforms`."""
     return uniforms(seeds, positions, draw, 1)[:, 0]

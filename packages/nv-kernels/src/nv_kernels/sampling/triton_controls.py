@@ -1,11 +1,11 @@
 """The controls of all rows in one pass over the logits, and a short one for single tokens.
 
-Every control but the bias ends in -inf or touches every token, and -inf stays so whatever follows:
-so the dense ones (masks, penalties) go first, in the pass that widens the logits; then a program a
-row computes the tokens with a bias anew from the raw logits, and forbids stop ids and words.
+Every control except the bias writes -inf or changes every token, and -inf stays -inf after the
+other controls. So the dense controls (masks, penalties) run first, in the pass that converts the
+logits to fp32. Then one program per row computes the tokens with a bias again from the raw logits,
+and forbids stop ids and words.
 
-Owns the kernels of `nv_kernels.sampling.controls`. A row reads the tables that its slot has a row
-in and no other; what it gets is the definition's, bit for bit.
+A row reads only tables in which its slot has a row; its result has the definition's bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nv_kernels.sampling.parameters import LogitControls
 
 NONE = tl.constexpr(-float("inf"))
-CHUNK = 2048  # tokens of a program of the dense pass
+CHUNK = 2048  # tokens per program of the dense pass
 BLOCK = 128  # tokens or words that a program of the sparse pass reads at once
 SIZES = [
     "V", "mask_width", "last_mask", "last_allowed", "last_penalty",
@@ -39,7 +39,7 @@ def _shaped(
     masks, allowed, repetition, additive, counts,
     V, mask_width, last_mask, last_allowed, last_penalty, BIASED: tl.constexpr,
 ):  # fmt: skip
-    """Logits x of the tokens ids under a slot's masks, a bias and its penalties."""
+    """Return logits x of the tokens ids after a slot's masks, a bias and its penalties."""
     if slot < last_mask:
         word = tl.load(masks + slot * mask_width + (ids >> 5), mask=inside, other=0)
         x = tl.where(((word >> (ids & 31).to(tl.int32)) & 1) != 0, x, NONE)
@@ -67,7 +67,7 @@ def shape_kernel(
     stride, V, mask_width, last_mask, last_allowed, last_penalty,
     CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A chunk of a row: widened, masked, penalized."""
+    """Convert a chunk of a row to fp32, mask it and penalize it."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     ids = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
@@ -89,7 +89,7 @@ def edit_kernel(
     num_stops, last_stops, length_stride,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The tokens of a row that its slot names one by one."""
+    """Change the tokens of a row that its slot lists one by one."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -107,7 +107,7 @@ def edit_kernel(
                 V, mask_width, last_mask, last_allowed, last_penalty, True,
             )  # fmt: skip
             tl.store(line + ids, x, mask=named)
-        tl.debug_barrier()  # a token with a bias may be forbidden below, by another thread
+        tl.debug_barrier()  # another thread may forbid a token with a bias below
     if slot < last_stops:
         short = tl.load(lengths + row) < tl.load(min_lengths + slot * length_stride)
         for start in range(0, num_stops, BLOCK):
@@ -128,14 +128,14 @@ def edit_kernel(
 
 
 def shape_logits(logits: torch.Tensor, controls: LogitControls) -> torch.Tensor:
-    """Apply to each row what its slot asks for.
+    """Apply to each row the controls of its slot.
 
     Args:
-        logits: [R, V] fp32, bf16 or fp16; left as they are.
-        controls: the rows' slots and the tables of those controls that some row asks for.
+        logits: [R, V] fp32, bf16 or fp16; they are not changed.
+        controls: the rows' slots, and the tables of the controls that some row uses.
 
     Returns:
-        [R, V] fp32. A row that asks for nothing has its logits' values.
+        [R, V] fp32. A row without controls has its logits' values.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -154,7 +154,7 @@ def shape_logits(logits: torch.Tensor, controls: LogitControls) -> torch.Tensor:
     sizes = (
         logits.stride(0), vocabulary, masks.shape[-1], last_mask, last_allowed, last_penalty,
     )  # fmt: skip
-    # A product and the difference it is for are rounded one by one, as the definition's are.
+    # No fused multiply-add: product and difference are rounded one by one, as in the definition.
     options = {**dependent_launch(logits), "enable_fp_fusion": False}
     shape_kernel[(rows, cdiv(vocabulary, CHUNK))](
         logits, shaped, slots, *dense, *sizes, CHUNK, num_warps=4, **options
@@ -181,5 +181,5 @@ def shape_logits(logits: torch.Tensor, controls: LogitControls) -> torch.Tensor:
 def _table(
     table: torch.Tensor | None, dtype: torch.dtype, slots: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """A table and the number of slots it knows; for None a pointer that no slot follows."""
+    """Return a table and its number of slots; for None a pointer that is never read, and 0."""
     return (slots.view(dtype), 0) if table is None else (table, len(table) - 1)

@@ -1,11 +1,11 @@
-"""The pieces of a draw: uniform number, tile statistics, inversion.
+"""The parts of a draw: uniform number, tile statistics, inversion.
 
-The definition is docs/architecture.md, "The draw". A row's vocabulary is cut into tiles of TILE
-tokens and groups of GROUP tiles, always the same size, so that a row's draw does not depend on
-how many rows there are. Of each the maximum and the mass relative to it are enough to find the
-drawn group, in it the tile, and then to read that tile alone again.
+The definition is docs/architecture.md, "The draw". A row's vocabulary is split into tiles of TILE
+tokens and groups of GROUP tiles. Their sizes are fixed, so that a row's draw does not depend on the
+number of rows. The maximum of each tile and its mass relative to that maximum are enough to find
+the drawn group and in it the drawn tile; then only that tile is read again.
 
-Owns device functions and the two kernels of a draw without filters. Never launches them.
+Owns device functions and the two kernels of a draw without filters.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ gdc_wait = tl.extra.cuda.gdc_wait
 LOG2E = tl.constexpr(1.4426950408889634)
 NONE = tl.constexpr(-float("inf"))
 INFINITE = tl.constexpr(float("inf"))
-GROUP = tl.constexpr(32)  # tiles of a group: one program of the statistics
+GROUP = tl.constexpr(32)  # tiles per group, which one program of the statistics computes
 
 
 @triton.jit
 def inverse_temperature(temperature):
-    """log2(e) / T, finite; greedy rows count as T = 1."""
+    """Return log2(e) / T, finite; T = 1 for greedy rows."""
     return tl.minimum(LOG2E / tl.where(temperature > 0, temperature, 1.0), 1e30)
 
 
@@ -43,15 +43,16 @@ def _add_pairs(a, b, c, d):
 
 @triton.jit
 def invert(weights, u, SIZE: tl.constexpr):
-    """The first index whose cumulative weight exceeds u * total, and where u falls inside it.
+    """Find the first index whose cumulative weight exceeds u * total.
 
-    weights [SIZE] >= 0; an index of weight 0 is never given. Returns (index, remainder, total).
+    weights [SIZE] >= 0; an index of weight 0 is never returned. Returns (index, remainder, total);
+    remainder is the position of u inside the index's weight.
     """
     at = tl.arange(0, SIZE)
     cumulative = tl.cumsum(weights, 0)
-    total = tl.sum(weights, 0)  # NaN if a weight is
+    total = tl.sum(weights, 0)  # NaN if a weight is NaN
     target = u * total
-    # Where rounding leaves no index beyond the target, the last of any weight.
+    # If, by rounding, no index exceeds the target: the last one with a weight.
     rank = tl.where(weights > 0, 2 * SIZE - at, 3 * SIZE)
     index = tl.min(tl.where((weights > 0) & (cumulative > target), at, rank), 0)
     index = tl.where(index < SIZE, index, tl.maximum(2 * SIZE - index, 0))
@@ -65,14 +66,14 @@ def invert(weights, u, SIZE: tl.constexpr):
 
 @triton.jit
 def load_tile(row, tile, V, TILE: tl.constexpr):
-    """One tile's logits [TILE] in their dtype, -inf past the vocabulary."""
+    """Load one tile's logits [TILE] in their dtype, -inf past the vocabulary."""
     ids = tile * TILE + tl.arange(0, TILE)
     return tl.load(row + ids, mask=ids < V, other=NONE)
 
 
 @triton.jit
 def load_groups(statistics, num_groups, other, GROUPS: tl.constexpr):
-    """A row's tile statistics [GROUPS, GROUP], `other` past its groups."""
+    """Load a row's tile statistics [GROUPS, GROUP], `other` past its groups."""
     groups = tl.arange(0, GROUPS)
     at = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     return tl.load(statistics + at, mask=(groups < num_groups)[:, None], other=other)
@@ -80,7 +81,7 @@ def load_groups(statistics, num_groups, other, GROUPS: tl.constexpr):
 
 @triton.jit
 def draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS: tl.constexpr):
-    """Draw a tile of a row without filters: (tile, where u falls inside it, the row's total)."""
+    """Draw a tile of a row without filters: (tile, position of u inside it, the row's total)."""
     maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
     masses = load_groups(tile_mass, num_groups, 0.0, GROUPS)
     highest = tl.max(tl.max(maxima, 1), 0)
@@ -94,13 +95,13 @@ def draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS: tl.constexpr):
 
 @triton.jit
 def is_finite(highest):
-    """Whether a row can be drawn from, by its largest tile maximum."""
+    """Whether a token can be drawn from a row, by its largest tile maximum."""
     return (highest > NONE) & (highest < INFINITE)
 
 
 @triton.jit
 def greedy_token(row, tile_max, num_groups, V, GROUPS: tl.constexpr, TILE: tl.constexpr):
-    """The lowest id that holds the row's maximum; -1 where that is infinite."""
+    """Return the lowest id with the row's maximum; -1 if the maximum is infinite."""
     maxima = load_groups(tile_max, num_groups, NONE, GROUPS)
     highest = tl.max(tl.max(maxima, 1), 0)
     at = tl.arange(0, GROUPS)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -116,11 +117,11 @@ def statistics_kernel(
     logits, temperature, tile_max, tile_mass,
     stride, V, num_ids, num_groups, TILE: tl.constexpr, ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Maximum logit and sum of exp((x - maximum) / T) of each tile of a group.
+    """Compute maximum logit and sum of exp((x - maximum) / T) of each tile of a group.
 
-    Programs go from the end of the vocabulary: what the LM head wrote last is still in L2. A
-    tile past the vocabulary, or past num_ids if given, gets -inf and 0. One that holds a NaN or
-    infinity gets an infinite maximum: its mass is NaN, where a maximum passes over a NaN.
+    Programs start from the end of the vocabulary: the logits that the LM head wrote last are still
+    in L2. A tile past the vocabulary, or past num_ids if given, gets -inf and 0. A tile with a NaN
+    or infinity gets an infinite maximum: its mass is NaN, because a maximum ignores a NaN.
     """
     row = tl.program_id(0).to(tl.int64)
     tiles = (num_groups - 1 - tl.program_id(1)) * GROUP + tl.arange(0, GROUP)
@@ -130,7 +131,7 @@ def statistics_kernel(
         gdc_wait()
     scale = inverse_temperature(tl.load(temperature + row))
     place = logits + row * stride + ids
-    if ONCE:  # no filter will read them again
+    if ONCE:  # filters would read the logits again
         x = tl.load(place, mask=ids < V, other=NONE, eviction_policy="evict_first")
     else:
         x = tl.load(place, mask=ids < V, other=NONE)
@@ -140,7 +141,7 @@ def statistics_kernel(
     highest = tl.max(x, 1)
     base = tl.where(highest == NONE, 0.0, highest)
     mass = tl.sum(tl.exp2((x - base[:, None]) * scale), 1)
-    highest = tl.where(mass >= 0, highest, INFINITE)  # of a NaN neither
+    highest = tl.where(mass >= 0, highest, INFINITE)  # false for NaN too
     tl.store(tile_max + row * (num_groups * GROUP) + tiles, highest)
     tl.store(tile_mass + row * (num_groups * GROUP) + tiles, mass)
 
@@ -150,7 +151,7 @@ def pick_kernel(
     logits, temperature, seeds, positions, tile_max, tile_mass, out,
     stride, V, num_ids, num_groups, GROUPS: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the tile by its mass, then the token in it; greedy where T is 0."""
+    """Each program draws one row: the tile by its mass, then the token in it; greedy if T is 0."""
     row = tl.program_id(0).to(tl.int64)
     if PDL:
         gdc_launch()
@@ -166,7 +167,7 @@ def pick_kernel(
         tile, rest, total = draw_tile(tile_max, tile_mass, scale, u, num_groups, GROUPS)
         x = load_tile(line, tile, end, TILE).to(tl.float32)
         inner, _, _ = invert(tl.exp2((x - tl.max(x, 0)) * scale), rest, TILE)
-        token = tl.where(total > 0, tile * TILE + inner, -1)  # not so of a NaN
+        token = tl.where(total > 0, tile * TILE + inner, -1)  # false for NaN
     else:
         token = greedy_token(line, tile_max, num_groups, end, GROUPS, TILE)
     tl.store(out + row, token.to(tl.int64))

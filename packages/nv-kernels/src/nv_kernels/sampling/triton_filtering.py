@@ -1,16 +1,15 @@
-"""Top-k, top-p and min-p without a sort, one program a row. docs/architecture.md, "The draw".
+"""Top-k, top-p and min-p without a sort, one program per row. docs/architecture.md, "The draw".
 
-min-p is a line under the row's maximum, top-k one under its k-th largest logit (top_k.py), ties
-kept. top-p: draw, accept if the mass above the drawn logit is less than p of the total, else the
-set shrinks to what is above it: exact, and the number of passes does not grow with the vocabulary.
+min-p keeps the logits above a bound that follows from the row's maximum. top-k keeps the logits
+from the k-th largest on (triton_top_k.py), ties included. top-p draws a token and accepts it if the
+mass above its logit is less than p of the total. Otherwise the set shrinks to the tokens above it,
+and the draw is repeated. This is exact, and the number of passes does not grow with the vocabulary.
 
-That mass is first bounded by what is known of the tiles that reach above the drawn logit: a pass
-over them is made only where the bound does not decide, and ends as soon as it does. At p = 0.9 of
-151,936 normal logits (deviation 2.5) a row reads 300 tiles again instead of 675. A pass compares
-logits as they are, without order keys, and stores a tile's mass from the threads that have it: on
-an H200, 256 such rows, 111 -> 82 us.
-
-Owns the kernel. Never launches it.
+The mass above is first bounded by the masses of the tiles whose maximum is above the drawn logit. A
+pass over these tiles is needed only if the bound does not decide, and it ends as soon as it does.
+At p = 0.9 with 151,936 normal logits (deviation 2.5) a row reads 300 tiles again instead of 675. A
+pass compares logits without order keys, and the thread that has a tile's mass stores it: on an
+H200, 256 such rows take 82 us instead of 111.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
@@ -37,15 +36,15 @@ from nv_kernels.sampling.triton_top_k import kth_logit
 gdc_launch = tl.extra.cuda.gdc_launch_dependents
 gdc_wait = tl.extra.cuda.gdc_wait
 
-# A bound is a sum of products rounded otherwise than the mass it bounds.
+# The bound is a sum of products that are rounded differently from the mass.
 SAFE = tl.constexpr(0.999)
 
 
 @triton.jit
 def _kept(values, mass, limit, min_p, FIRST: tl.constexpr):
-    """Which logits take part: at first those that top-k and min-p leave, then those above limit.
+    """Return which logits are in the set: those of top-k and min-p, later those above limit.
 
-    limit is then a drawn logit: what is above it min-p has kept.
+    limit is then a drawn logit, and min-p has kept all logits above it.
     """
     return (values >= limit) & (mass >= min_p) if FIRST else values > limit
 
@@ -73,7 +72,7 @@ def _write_masses(
 
 @triton.jit
 def _load_masses(mass_ptr, keep, TILES: tl.constexpr):
-    """Masses [TILES] by tile, 0 of those not kept."""
+    """Load the masses [TILES] by tile, 0 for tiles that are not kept."""
     return tl.load(mass_ptr + tl.arange(0, TILES), mask=keep, other=0.0)
 
 
@@ -83,10 +82,10 @@ def _mass_above(
     TILES: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr, AHEAD: tl.constexpr,
     SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Mass of the logits above the drawn one, or a bound of it as soon as one is below `enough`.
+    """Return the mass of the logits above the drawn one, or a bound on it that is below `enough`.
 
-    keep [TILES]: the tiles whose maximum is above. mass_ptr holds a bound of each one's mass, and
-    after the call, if what it gives is not below `enough`, their masses themselves.
+    keep [TILES]: the tiles whose maximum is above. mass_ptr holds a bound on each tile's mass. If
+    the result is not below `enough`, it holds the masses themselves after the call.
     """
     above = tl.sum(_load_masses(mass_ptr, keep, TILES), 0)
     if above >= enough:
@@ -110,7 +109,7 @@ def _draw_token(
     """Draw one of a tile's kept tokens: (id, its logit)."""
     values = load_tile(line, tile, V, TILE).to(tl.float32)
     kept = _kept(values, tl.exp2((values - highest) * scale), limit, min_p, FIRST)
-    # As a row without filters: relative to the tile's own maximum.
+    # As in a row without filters: relative to the tile's own maximum.
     mass = tl.where(kept, tl.exp2((values - tl.max(values, 0)) * scale), 0.0)
     inner, _, _ = invert(mass, rest, TILE)
     drawn = tl.max(tl.where(tl.arange(0, TILE) == inner, values, NONE), 0)
@@ -125,9 +124,9 @@ def filter_kernel(
     GROUPS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, SPAN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Draw a row's token under its filters; greedy where T is 0.
+    """Draw a row's token under its filters; greedy if T is 0.
 
-    V bounds the loads of many tiles, num_ids, if given, what may be drawn.
+    V bounds the loads of many tiles; num_ids, if given, bounds the ids that may be drawn.
     """
     row = tl.program_id(0).to(tl.int64)
     end = V if num_ids is None else num_ids
@@ -182,7 +181,7 @@ def filter_kernel(
         tl.store(mass_ptr + tiles, mass, mask=inside)
     token, drawn = _draw_token(line, tile, rest, end, scale, highest, lowest, floor, True, TILE)
     turn = 0
-    # Then the largest logit lies above the drawn one, with a mass: the set shrinks every time.
+    # Then the largest logit is above the drawn one and has a mass: the set shrinks each time.
     searching = (p < 1) & (drawn < highest)
     while searching:
         keep = reached & (maxima > drawn)

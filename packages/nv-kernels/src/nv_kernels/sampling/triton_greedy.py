@@ -1,6 +1,6 @@
 """The highest logit of each row, in one pass.
 
-Owns the two kernels of a batch in which every row is greedy. Never launches them.
+Owns the two kernels for a batch in which every row is greedy.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ LAST = tl.constexpr(2147483647)
 def chunk_argmax_kernel(
     logits, best, best_id, stride, V, num_ids, num_chunks, CHUNK: tl.constexpr, PDL: tl.constexpr
 ):
-    """The highest logit of a chunk and its lowest id; chunks from the end of the vocabulary.
+    """Find the highest logit of a chunk and its lowest id; chunks start from the vocabulary's end.
 
-    NaN counts as infinity. num_ids, if given, ends the last chunk.
+    NaN counts as infinity. num_ids, if given, is the end of the last chunk.
     """
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -43,7 +43,7 @@ def chunk_argmax_kernel(
 
 @triton.jit
 def row_argmax_kernel(best, best_id, out, num_chunks, CHUNKS: tl.constexpr, PDL: tl.constexpr):
-    """The best chunk of a row, the lowest id on a tie; -1 where it is infinite."""
+    """Find the highest logit of a row, with the lowest id on a tie; -1 if it is infinite."""
     row = tl.program_id(0).to(tl.int64)
     if PDL:
         gdc_launch()

@@ -1,7 +1,7 @@
-"""One token a row from its logits: the launches of docs/architecture.md, "The draw".
+"""One token per row from its logits: the launches of docs/architecture.md, "The draw".
 
-Owns which kernels run, and their scratch memory. Never waits for the device, so that a CUDA
-graph can hold it; the two host flags of SamplingTensors alone choose the launch.
+Owns the choice of kernels, and their scratch memory. It never waits for the device, so that a CUDA
+graph can capture it; only the two host flags of SamplingTensors choose the kernels.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from nv_kernels.sampling.triton_greedy import chunk_argmax_kernel, row_argmax_ke
 if TYPE_CHECKING:
     from nv_kernels.sampling.parameters import SamplingTensors
 
-TILE = 128  # tokens of a tile, at every batch size: a draw must not depend on its neighbours
-CHUNK = 4096  # tokens of a program of the greedy pass
+TILE = 128  # tokens per tile, at every batch size: a draw must not depend on other rows
+CHUNK = 4096  # tokens per program of the greedy pass
 BINS = 1024
 PICK_WARPS = 4
-STEP, AHEAD = 32, 2  # tiles a program of the filters reads at once, and how many such reads
-SPAN = 256  # tiles a pass of top-p reads between two looks at whether it may end
-WARPS, REGISTERS = 8, 128  # of a program of the filters: two of them fit a processor
+STEP, AHEAD = 32, 2  # tiles per read of a filter program, and reads in flight
+SPAN = 256  # tiles that a pass of top-p reads between two checks whether it may end
+WARPS, REGISTERS = 8, 128  # per filter program: two programs fit a processor
 
 
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
-    """Pick one token a row.
+    """Draw one token per row.
 
     Args:
         logits: [R, V] bf16, fp16 or fp32; rows may be strided, V is at most 2^31.
-        sampling: parameters of the R rows; rows mix freely.
+        sampling: parameters of the R rows; rows may differ in all of them.
 
     Returns:
-        Token ids [R] int64. The same draw for a row whatever the other rows are.
+        Token ids [R] int64. A row's draw does not depend on the other rows.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -52,7 +52,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
 
 
 def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
-    """Give each column a row at every element: the kernels read row r at r."""
+    """Make each parameter contiguous: the kernels read that of row r at r."""
     return replace(
         sampling,
         temperature=sampling.temperature.contiguous(),

@@ -1,7 +1,7 @@
-"""A list of a row's tiles, in order: reading their logits, writing what each thread found.
+"""A list of a row's tiles, in order: device functions that read their logits and store results.
 
-Owns device functions. tl.store and tl.atomic_add would move pointers and values through shared
-memory into a layout of their own; `store_each` and `count_each` leave them where they are.
+tl.store and tl.atomic_add would move pointers and values through shared memory into another layout;
+`store_each` and `count_each` do not move them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def list_tiles(list_ptr, keep, TILES: tl.constexpr):
-    """Write the numbers of the kept tiles in order; how many.
+    """Write the numbers of the kept tiles in order; return how many there are.
 
-    Who read the list that stood there must have passed a barrier since.
+    Threads that read the previous list must have passed a barrier since.
     """
     kept = keep.to(tl.int32)
     tl.store(list_ptr + tl.cumsum(kept, 0) - 1, tl.arange(0, TILES), mask=keep)
@@ -28,10 +28,10 @@ def list_tiles(list_ptr, keep, TILES: tl.constexpr):
 
 @triton.jit
 def load_listed(line, list_ptr, start, end, V, num_ids, STEP: tl.constexpr, TILE: tl.constexpr):
-    """STEP tiles from place `start` of the list on: (logits [STEP, TILE], tiles, which there are).
+    """Load STEP tiles from place `start` of the list on: (logits [STEP, TILE], tiles, mask).
 
-    A place from `end` on has no tile; its logits are -inf, as those past the vocabulary, or past
-    num_ids if given. That is no bound of the load: V divides what is loaded at once.
+    A place from `end` on has no tile; its logits are -inf, like those past the vocabulary, or past
+    num_ids if given. The load itself is not bounded by num_ids, because V divides into whole loads.
     """
     at = start + tl.arange(0, STEP)
     tiles = tl.load(list_ptr + at, mask=at < end, other=0)
@@ -45,7 +45,7 @@ def load_listed(line, list_ptr, start, end, V, num_ids, STEP: tl.constexpr, TILE
 
 @triton.jit
 def store_each(pointers, values, mask):
-    """Store fp32 values; threads that hold the same element all do."""
+    """Store fp32 values; all threads that hold the same element store it."""
     if INTERPRETED:
         tl.store(pointers, values, mask=mask)
     else:
@@ -61,7 +61,7 @@ def store_each(pointers, values, mask):
 
 @triton.jit
 def count_each(pointers, mask):
-    """Add one at each int32 pointer; no two threads may hold the same element."""
+    """Add one at each int32 pointer; each element must be held by one thread only."""
     if INTERPRETED:
         tl.atomic_add(pointers, 1, mask=mask, sem="relaxed", scope="cta")
     else:

@@ -3,8 +3,6 @@
 The k-th largest tile maximum bounds the k-th largest logit from below, so only the tiles that
 reach it (about k) are read; a histogram of their order keys, refined level by level, gives the
 logit itself.
-
-Owns device functions.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
@@ -20,7 +18,7 @@ from nv_kernels.sampling.triton_tile_list import count_each, list_tiles, load_li
 
 @triton.jit
 def _order_key(x):
-    """An integer that orders as the logit does (-0 as 0): int32 of 16-bit logits, else int64."""
+    """Return an integer that orders like the logit, -0 as 0: int32 for 16 bits, else int64."""
     if x.dtype == tl.float32:
         bits = x.to(tl.int32, bitcast=True)
         key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
@@ -32,7 +30,7 @@ def _order_key(x):
 
 @triton.jit
 def _key_value(key, dtype: tl.constexpr):
-    """The logit of an order key, fp32."""
+    """Return the logit of an order key in fp32."""
     if dtype == tl.float32:
         bits = key.to(tl.int32)
         value = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -43,7 +41,7 @@ def _key_value(key, dtype: tl.constexpr):
 
 @triton.jit
 def _kth_tile(keys, k, lowest, highest):
-    """The k-th largest of the tiles' keys: the largest key that k of them reach."""
+    """Return the k-th largest of the tiles' keys: the largest key that k of them reach."""
     low = lowest
     high = highest + 1
     while high - low > 1:
@@ -59,9 +57,9 @@ def _kth_key(
     line, list_ptr, bins_ptr, count, V, num_ids, k, low, high,
     BINS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The k-th largest key of the listed tiles, known to lie in [low, high)."""
+    """Return the k-th largest key of the listed tiles, which must lie in [low, high)."""
     bins = tl.arange(0, BINS)
-    above = 0  # keys at or past high
+    above = 0  # number of keys at or above high
     while high - low > 1:
         shift = 0
         while ((high - low - 1) >> shift) >= BINS:
@@ -97,9 +95,9 @@ def kth_logit(
     TILES: tl.constexpr, TILE: tl.constexpr, BINS: tl.constexpr, STEP: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """The k-th largest logit of a row's `reached` tiles, fp32; -inf where they hold fewer.
+    """Return the k-th largest logit of a row's `reached` tiles in fp32; -inf if there are fewer.
 
-    maxima [TILES] are those of all tiles, -inf past the last. Leaves list_ptr overwritten.
+    maxima [TILES] are those of all tiles, -inf past the last. It overwrites list_ptr.
     """
     DTYPE: tl.constexpr = line.dtype.element_ty
     keys = _order_key(maxima.to(DTYPE))

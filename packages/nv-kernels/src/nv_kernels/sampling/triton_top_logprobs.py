@@ -1,10 +1,8 @@
-"""Log-probabilities without a sort and without writing one that nobody asked for.
+"""Log-probabilities without a sort; only those that were asked for are written.
 
-One pass over the logits leaves each tile's highest and each group's mass; a program a row then
-takes the K most likely one by one: the best tile's best, after which that tile offers its next.
-Only K tiles are read again. Sums have one order whatever the rows are.
-
-Owns the kernels of `nv_kernels.reference.top_logprobs`.
+One pass over the logits writes each tile's highest logit and each group's mass. Then one program
+per row takes the K most likely tokens one by one: the best of the best tile, whose maximum then
+becomes its next one. Only K tiles are read again. The order of a sum does not depend on the rows.
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ from nv_kernels.launch.triton_previous import wait_for_previous
 from nv_kernels.sampling.triton_draw import GROUP, LOG2E, NONE
 
 TILE = 128
-MOST = 128  # most likely ones that are taken one by one; more come from a sort
+MOST = 128  # up to here the most likely ones are taken one by one; more come from a sort
 LN2 = tl.constexpr(0.6931471805599453)
 TAKEN = tl.constexpr(-(2**31))  # below the key of every logit
 
 
 @triton.jit
 def order_key(x):
-    """An int32 that orders as the fp32 logit does, -0 as 0."""
+    """Return an int32 that orders like the fp32 logit, -0 as 0."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(x == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF))
 
@@ -36,7 +34,7 @@ def logit_statistics_kernel(
     logits, token_ids, tile_key, group_max, group_mass, group_above,
     stride, V, num_groups, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of a group: each tile's highest logit as a key; maximum, mass, how many beat the token's."""
+    """Of a group: each tile's highest logit as a key; maximum, mass, number above the token's."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     group = num_groups - 1 - tl.program_id(1)
@@ -63,7 +61,7 @@ def top_kernel(
     stride, V, num_groups, num_logprobs,
     GROUPS: tl.constexpr, TILES: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the token's own entry, then the most likely, each after the one before."""
+    """One program per row: the token's own entry, then the most likely ones, best first."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * stride
@@ -118,7 +116,7 @@ def top_logprobs(
         num_logprobs: K, at most V.
 
     Returns:
-        token_ids [N, K + 1] int64, logprobs [N, K + 1] fp32, rank [N] int64, as the definition.
+        token_ids [N, K + 1] int64, logprobs [N, K + 1] fp32, rank [N] int64, as in the definition.
     """
     if logits.stride(1) != 1:
         logits = logits.contiguous()
@@ -133,7 +131,7 @@ def top_logprobs(
 def _launch(
     logits: torch.Tensor, token_ids: torch.Tensor, num_logprobs: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Give the three results, and each row's highest logit and log of its mass: [N, 2]."""
+    """Return the three results, and each row's highest logit and log of its mass: [N, 2]."""
     rows, vocabulary = logits.shape
 
     def new(dtype: torch.dtype, *shape: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """A step's inputs from the rows that the device keeps, and its tokens back into them.
 
-Owns what a padding row is. Never draws, never decides which rows run.
+Owns the meaning of a padding row.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ def step_rows(
     block_size: int,
     padding: int,
 ) -> StepRows:
-    """Read what a step needs of its rows, and count its tokens as computed.
+    """Read the inputs of a step from its rows, and count its tokens as computed.
 
     Args:
-        token_ids: [T] int64; FROM_SLOT: the newest token of its row's slot.
-        slots: [S] int64, the rows of `tables` that compute, none twice but the padding.
-        starts: [S] int64 position of each row's first token; FROM_SLOT: as many as its slot has
-            computed.
-        query_start: [S+1] int64 from 0 on, never falling: row i has the tokens query_start[i] to
-            query_start[i+1]. Tokens past the last row's end belong to no row.
+        token_ids: [T] int64; FROM_SLOT stands for the newest token of its row's slot.
+        slots: [S] int64, rows of `tables`; only the padding row may occur twice.
+        starts: [S] int64 position of each row's first token; FROM_SLOT stands for the number of
+            tokens that its slot has computed.
+        query_start: [S+1] int64, from 0 on and never decreasing: row i has the tokens
+            query_start[i] to query_start[i+1]. Tokens after the last row's end belong to no row.
         tables: the rows; `computed` of each becomes its length.
-        num_decodes: the first rows, of one token each: tokens 0 .. num_decodes - 1.
+        num_decodes: number of first rows that have one token each.
         block_size: tokens per block.
-        padding: the row of `tables` for padding: it has no context, stores nothing and stays as it
-            is.
+        padding: the row of `tables` for padding. It has no context, stores nothing and is not
+            changed.
     """
-    del num_decodes  # it saves a launch where all rows have one token
+    del num_decodes  # the Triton version needs it, to save a launch
     real = slots != padding
     computed = tables.computed[slots].long()
     starts = torch.where(starts == FROM_SLOT, computed, starts)
@@ -71,7 +71,7 @@ def step_rows(
 
 
 def _parameters(slots: torch.Tensor, tables: RowTables) -> tuple[torch.Tensor, ...]:
-    """Temperature, top_p, min_p, top_k and seeds, [S] each."""
+    """Return temperature, top_p, min_p, top_k and seeds, [S] each."""
     temperature, top_p, min_p = tables.floats[slots].t().contiguous()
     top_k, seeds, _ = tables.integers[slots].t().contiguous()
     return temperature, top_p, min_p, top_k.int(), seeds
@@ -84,13 +84,13 @@ def keep_tokens(
     last_token: torch.Tensor,
     ring: TokenRing | None = None,
 ) -> None:
-    """Remember what was drawn as each row's newest token, and send it on its way to the host.
+    """Store the drawn tokens as each row's newest token, and send them to the host.
 
     Args:
-        token_ids: [R] int64; -1 where nothing could be drawn: the row keeps token 0 then.
+        token_ids: [R] int64; -1 if no token could be drawn; the row then keeps token 0.
         slots: [R] int64 rows of `last_token`.
         last_token: [N] int64.
-        ring: where the step's tokens go besides, -1 as it is; its count grows by one.
+        ring: receives the step's tokens too, -1 included; its count grows by one.
     """
     last_token[slots] = token_ids.clamp(min=0)
     if ring is not None:

@@ -1,6 +1,6 @@
-"""What an engine keeps on the device for each sequence that runs, and what a step reads of it.
+"""The state of running sequences on the device, and the inputs that a step reads from it.
 
-Owns the types. Never computes: `nv_kernels.step.rows` defines the ops.
+`nv_kernels.step.rows` defines the ops.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ FROM_SLOT = -1
 
 @dataclass(frozen=True)
 class RowTables:
-    """State of N sequences, a row each.
+    """State of N sequences, one row per sequence. The number of a row is its slot.
 
     Attributes:
         last_token: [N] int64, the newest token, which is not computed yet.
         computed: [N] int32, tokens whose keys and values are in the cache.
         block_table: [N, W] int32.
         floats: [N, 3] fp32: temperature, top_p, min_p.
-        integers: [N, 3] int64: top_k, seed, and one that these ops leave alone.
+        integers: [N, 3] int64: top_k, seed, and one column that these ops do not use.
     """
 
     last_token: torch.Tensor
@@ -35,15 +35,16 @@ class RowTables:
 
 
 class StepRows(NamedTuple):
-    """What one step of S rows with T tokens in all reads.
+    """The inputs of one step with S rows and T tokens in all.
 
     Attributes:
         token_ids: [T] int64, the tokens to compute.
-        positions: [T] int64, where they stand in their sequences; 0 for tokens of no row.
-        slot_mapping: [T] int64, block * block_size + offset; -1 for tokens of padding or no row.
-        query_start: [S+1] int32, where each row's tokens begin.
-        lengths: [S] int64, position of the tokens to be drawn.
-        last: [S] int64, the place of each row's last token among the T; of an empty row some place.
+        positions: [T] int64, their positions in their sequences; 0 for tokens of no row.
+        slot_mapping: [T] int64, cache slots: block * block_size + offset; -1 for tokens of padding
+            or of no row.
+        query_start: [S+1] int32, index of each row's first token.
+        lengths: [S] int64, position of the token to be drawn.
+        last: [S] int64, index of each row's last token among the T; any index for an empty row.
         context_lens: [S] int32, this step's tokens included; 0 for padding rows.
         block_tables: [S, W] int32; entries past a row's last block are undefined.
         temperature: [S] fp32.
@@ -70,7 +71,7 @@ class StepRows(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenRing:
-    """Drawn tokens on their way to the host: the step with number c writes entry c % C.
+    """A ring buffer of drawn tokens for the host: step number c writes entry c % C.
 
     Attributes:
         entries: [C, R] int64; on a card, pinned host memory that the card writes to.

@@ -1,7 +1,4 @@
-"""A step's drawn tokens back into the rows, and on their way to the host, in one launch.
-
-Owns the kernel of `nv_kernels.step.rows.keep_tokens`.
-"""
+"""Stores a step's drawn tokens in the rows and in the ring for the host, in one launch."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ def keep_tokens_kernel(
     token_ids_ptr, slots_ptr, last_token_ptr, entries_ptr, count_ptr,
     num_rows, num_entries, width, RING: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program: it alone counts the step."""
+    """Store tokens, in a single program, which also counts the step."""
     wait_for_previous(PDL)
     entry = entries_ptr
     if RING:

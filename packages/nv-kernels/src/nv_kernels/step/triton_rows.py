@@ -1,10 +1,9 @@
-"""The inputs of a step: a program per row, then one per piece of the prompts' tokens.
+"""The inputs of a step: one program per row, then one per TOKENS tokens of prompts.
 
-The first launch alone reads how many tokens a slot has computed, and replaces that number. It also
-reads the token of each decoding row, so that a step which only decodes is one launch. The second
-finds the row of a prompt's token by binary search, and its position from the row's new length.
-
-Owns the kernels of `nv_kernels.step.rows.step_rows`. Never reads a length on the host.
+The first launch reads the number of computed tokens of each slot, and replaces it. It also reads
+the token of each decode row, so that a step with only decode rows is one launch. The second launch
+finds the row of a prompt's token by binary search, and its position from the row's new length. The
+host never reads a length.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 ON_DEVICE = tl.constexpr(FROM_SLOT)
 PROGRAM_TOKENS = 128
 
-# Views of one packed tensor may begin anywhere: that must not be another kernel to compile.
+# Views of one packed tensor have any alignment, which must not compile another kernel.
 ROW_VIEWS = ["token_ids_ptr", "slots_ptr", "starts_ptr", "query_start_ptr"]
 TOKEN_VIEWS = ["token_ids_ptr", "slots_ptr", "query_start_ptr"]
 
@@ -36,7 +35,7 @@ def read_parameters(
     row, slot, floats_ptr, integers_ptr,
     temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seeds_ptr,
 ):  # fmt: skip
-    """Give a row the sampling parameters of its slot."""
+    """Copy the sampling parameters of a row's slot."""
     tl.store(temperature_ptr + row, tl.load(floats_ptr + slot * 3))
     tl.store(top_p_ptr + row, tl.load(floats_ptr + slot * 3 + 1))
     tl.store(min_p_ptr + row, tl.load(floats_ptr + slot * 3 + 2))
@@ -46,7 +45,7 @@ def read_parameters(
 
 @triton.jit
 def read_blocks(row, slot, used, table_ptr, tables_ptr, width, CHUNK: tl.constexpr):
-    """Give a row the first `used` entries of the block table of its slot."""
+    """Copy the first `used` entries of the block table of a row's slot."""
     for start in tl.range(0, used, CHUNK, num_stages=1):
         column = start + tl.arange(0, CHUNK)
         blocks = tl.load(table_ptr + slot * width + column, mask=column < used, other=0)
@@ -58,7 +57,7 @@ def store_token(
     token, token_id, newest, position, block, is_stored,
     read_ids_ptr, positions_ptr, slot_mapping_ptr, BLOCK_SIZE: tl.constexpr, mask,
 ):  # fmt: skip
-    """Store what the model reads of a token; `block` holds its position."""
+    """Store the inputs of a token; `block` holds its position."""
     tl.store(read_ids_ptr + token, tl.where(token_id == ON_DEVICE, newest, token_id), mask=mask)
     tl.store(positions_ptr + token, position, mask=mask)
     place = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
@@ -76,7 +75,7 @@ def step_rows_kernel(
     temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seeds_ptr,
     num_decodes, width, padding, BLOCK_SIZE: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Let program i read row i: its length, parameters and blocks, and its token if it decodes."""
+    """Program i reads row i: its length, parameters and blocks, and its token if it decodes."""
     wait_for_previous(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
@@ -104,13 +103,13 @@ def step_rows_kernel(
         row, slot, floats_ptr, integers_ptr,
         temperature_ptr, top_p_ptr, min_p_ptr, top_k_ptr, seeds_ptr,
     )  # fmt: skip
-    used = tl.maximum(tl.cdiv(length, BLOCK_SIZE), 1)  # what a kernel fetches too early is a block
+    used = tl.maximum(tl.cdiv(length, BLOCK_SIZE), 1)  # attention may prefetch the first one
     read_blocks(row, slot, used, table_ptr, tables_ptr, width, CHUNK)
 
 
 @triton.jit
 def find_rows(query_start_ptr, token, inside, num_rows):
-    """Count, for each token, the rows that end before it: the number of its row."""
+    """Return the row of each token: the number of rows that end before it."""
     low = tl.zeros_like(token)
     high = low + num_rows
     unknown = num_rows  # a bound on high - low
@@ -134,7 +133,7 @@ def step_tokens_kernel(
     num_decodes, num_tokens, num_rows, width, padding,
     BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Let a program read TOKENS tokens of prompts, once `step_rows_kernel` knows the lengths."""
+    """Each program reads TOKENS tokens of prompts; `step_rows_kernel` has written the lengths."""
     wait_for_previous(PDL)
     token = num_decodes + tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     inside = token < num_tokens
@@ -165,7 +164,7 @@ def step_rows(
     block_size: int,
     padding: int,
 ) -> StepRows:
-    """Read what a step needs; see `nv_kernels.step.rows.step_rows`. The tables are contiguous."""
+    """Read the inputs of a step; see `nv_kernels.step.rows.step_rows`. Needs contiguous tables."""
     read, num_tokens, num_rows = _empty(token_ids, slots, tables), len(token_ids), len(slots)
     shape, options = (tables.block_table.shape[1], padding), dependent_launch(slots)
     of_tokens = (read.token_ids, read.positions, read.slot_mapping)
