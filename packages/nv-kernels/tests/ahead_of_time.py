@@ -1,4 +1,4 @@
-"""Compiles a kernel for a card that is not there, and reads what it will need."""
+"""Compiles a kernel for a card that need not be present, and reads the resources it will use."""
 
 import os
 import re
@@ -13,12 +13,12 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import mangle_type
 
-SHARED_LIMIT = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes a block may take
+SHARED_LIMIT = {80: 166_912, 90: 232_448, 100: 232_448}  # bytes that a block may use
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a card would run. registers, stack and local are a thread's."""
+    """A compiled kernel. registers, stack and local are per thread."""
 
     ptx: str
     shared: int
@@ -32,8 +32,8 @@ def compile_for(kernel, types, constants, capability, divisible=(), **options) -
 
     Args:
         kernel: a triton.jit function.
-        types: by argument name: "*bf16", "i32", "fp32", … or a tensor descriptor; what is not
-            named is a constexpr.
+        types: by argument name: "*bf16", "i32", "fp32", … or a tensor descriptor; arguments
+            that are not named are constexprs.
         constants: values of the constexprs.
         capability: 80, 90 or 100.
         divisible: arguments that are multiples of 16, as the launcher would find.
@@ -78,7 +78,7 @@ def compile_for(kernel, types, constants, capability, divisible=(), **options) -
 
 
 def assert_fits(compiled: Compiled, capability: int, spilled: int = 0) -> None:
-    """Shared memory within the card's; on sm_90 no more bytes a thread spilled than said."""
+    """Shared memory within the card's; on sm_90 no more spilled bytes per thread than expected."""
     assert compiled.shared <= SHARED_LIMIT[capability]
     if capability == 90:
         assert compiled.stack <= spilled

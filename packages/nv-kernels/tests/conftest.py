@@ -1,4 +1,4 @@
-"""Lets the tests import what stands beside them: interpreter, ahead_of_time."""
+"""Makes the helper modules of this folder importable: interpreter, ahead_of_time."""
 
 import sys
 from pathlib import Path

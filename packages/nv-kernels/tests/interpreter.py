@@ -1,8 +1,8 @@
-"""Triton kernels on a CPU: the interpreter, with bf16 and dots made right, in its own process.
+"""Triton kernels on a CPU: the interpreter, with bf16 and dots corrected, in its own process.
 
 A test module of kernels uses DEVICE and `on_device`, and calls `run_interpreted(__file__)` in one
-test of the outer process. Its other tests then run twice: here under TRITON_INTERPRET=1 on toy
-sizes, and on a card for real.
+test of the outer process. Its other tests then run twice: here under TRITON_INTERPRET=1 on small
+sizes, and on a card.
 """
 
 import os
@@ -39,7 +39,7 @@ def run_interpreted(module: str, *arguments: str) -> None:
 
 
 def _nearest_bfloat16(data):
-    """Bits of fp32 values rounded to bf16, ties to even."""
+    """Return the bits of fp32 values rounded to bf16, ties to even."""
     bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     finite = (bits & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
@@ -47,11 +47,11 @@ def _nearest_bfloat16(data):
 
 
 def mend_interpreter() -> None:
-    """Let the interpreter compute as a card does.
+    """Patch the interpreter so that it computes as a card does.
 
-    bf16 in fp32, rounded to nearest: otherwise it works on the raw bits and truncates. Dots in
-    fp64, rounded to fp32: in fp32 NumPy's BLAS sums a row in another order at other places of a
-    tile, on processors without AVX-512 for instance, and a card does not.
+    bf16 is computed in fp32 and rounded to nearest: without the patch the interpreter works on the
+    raw bits and truncates. Dots are computed in fp64 and rounded to fp32: in fp32, NumPy's BLAS may
+    sum a row in an order that depends on its place in the tile, and a card does not.
     """
     import triton.language as tl  # noqa: PLC0415
     from triton.runtime import interpreter as inner  # noqa: PLC0415

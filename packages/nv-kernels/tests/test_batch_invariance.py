@@ -1,4 +1,4 @@
-"""The other ops on a CPU: rows one by one already, whatever their number and the threads'."""
+"""The other ops on a CPU compute rows one by one, for any number of rows and threads."""
 
 import nv_kernels as nk
 import pytest

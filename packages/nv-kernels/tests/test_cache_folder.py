@@ -1,4 +1,4 @@
-"""Where compiled kernels and converted models are kept, on machines of every kind."""
+"""The folder of compiled kernels and converted models, on all kinds of machines."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ def test_b10_a_link_among_the_temporary_files_is_not_trusted(tmp_path):
 
 
 def test_b10_a_process_of_an_unknown_user(tmp_path):
-    """As `docker run --user 54321`: no HOME, and no entry in the list of users."""
+    """As with `docker run --user 54321`: HOME is not set and the user database has no entry."""
     script = (
         "import os, pwd, pathlib\n"
         "from nv_kernels.cache_folder import cache_path\n"

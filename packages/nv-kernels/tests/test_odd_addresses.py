@@ -1,7 +1,7 @@
 """Ops on tensors that start at odd elements, and whose rows have odd lengths or are slices.
 
-A kernel, or a library, that reads 16 bytes at once must not assume that it may. On a CPU the
-compiled kernels run, on a card Triton's: there a wrong address ends the process's CUDA context.
+A kernel or a library that reads 16 bytes at once must check alignment first. On a CPU the compiled
+kernels run, on a card Triton's: there an unaligned read destroys the process's CUDA context.
 """
 
 import nv_kernels as nk
@@ -57,7 +57,7 @@ def test_norms_and_gate(width, view, dtype, device):
     close(nk.silu_and_mul(pairs), reference.silu_and_mul(pairs), dtype)
 
 
-# On a Hopper card 3 to 64 rows of the larger weights go to the bulk copy, where addresses let them.
+# On a Hopper card 3 to 64 rows of the larger weights use the bulk copy, if addresses are aligned.
 @on_devices
 @in_dtypes
 @pytest.mark.parametrize("view", [odd, sliced])

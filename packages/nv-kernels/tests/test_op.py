@@ -47,7 +47,7 @@ def test_surface():
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_signature_and_document_are_the_definition_s(name):
+def test_an_op_has_the_signature_and_docstring_of_its_definition(name):
     each, definition = getattr(nk, name), getattr(nk.reference, name)
     assert inspect.signature(each) == inspect.signature(definition)
     assert each.__doc__ == definition.__doc__
@@ -74,7 +74,7 @@ assert after == before, after - before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is a dependency on Linux alone")
-def test_every_version_is_there_with_the_definition_s_parameters():
+def test_every_version_exists_with_the_definition_s_parameters():
     code = """
 import importlib, inspect
 import nv_kernels as nk
@@ -93,14 +93,14 @@ assert versions > 25
 
 
 class OnCuda(torch.Tensor):
-    """A tensor that says it lives on a card."""
+    """A tensor whose device is a card."""
 
     @property
     def device(self):
         return torch.device("cuda")
 
 
-def test_a_tensor_takes_its_device_s_version_and_else_the_definition(monkeypatch):
+def test_a_tensor_runs_its_device_s_version_or_the_definition(monkeypatch):
     def double(x):
         return "definition"
 

@@ -1,7 +1,7 @@
-"""Where files that are made once are kept: compiled kernels, folders of GGUF files.
+"""The folder for files that are made once: compiled kernels, folders of GGUF files.
 
-Owns: the choice among `$XDG_CACHE_HOME/nv`, `~/.cache/nv` and a private folder for temporary files.
-Never: knows what is kept.
+Owns the choice among `$XDG_CACHE_HOME/nv`, `~/.cache/nv` and a private folder among the temporary
+files.
 """
 
 import contextlib
@@ -14,15 +14,15 @@ USER = os.getuid() if hasattr(os, "getuid") else None
 
 
 def cache_path(kind: str, name: str) -> Path:
-    """Where `name` is kept, or is to be made.
+    """Return the path of a cached file, which may not exist yet.
 
     Args:
-        kind: a folder of its own, such as "kernels".
-        name: of a file or folder in it.
+        kind: a subfolder, such as "kernels".
+        name: name of a file or folder in it.
 
     Returns:
         The path in the first folder that has it, else in the first folder that can be written,
-        which then exists.
+        which is created.
 
     Raises:
         OSError: no folder has it and none can be written.
@@ -36,23 +36,23 @@ def cache_path(kind: str, name: str) -> Path:
             return root / kind / name
     tried = ", ".join(map(str, roots)) or "no folder"
     raise OSError(
-        f"nv cannot write its cache ({tried}): set XDG_CACHE_HOME to a folder that it can"
+        f"nv cannot write its cache ({tried}): set XDG_CACHE_HOME to a folder that can be written"
     )
 
 
 def _user_roots() -> list[Path]:
-    """The folders that the user chose, the best first."""
+    """The folders that the user chose, the preferred one first."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has a relative one ignored.
+    # The XDG specification demands that a relative path is ignored.
     roots = [Path(base) / "nv"] if Path(base).is_absolute() else []
-    with contextlib.suppress(RuntimeError):  # HOME is not set, and no list of users has this one
+    with contextlib.suppress(RuntimeError):  # no HOME, and no entry in the user database
         roots.append(Path.home() / ".cache" / "nv")
     return roots
 
 
 def _private_root() -> list[Path]:
-    """The folder among the temporary files, unless another user could write it."""
-    with contextlib.suppress(OSError):  # there is no folder for temporary files
+    """The folder among the temporary files, unless another user can write it."""
+    with contextlib.suppress(OSError):  # the machine has no folder for temporary files
         root = Path(tempfile.gettempdir()) / f"nv-{'user' if USER is None else USER}"
         if not os.path.lexists(root) or _is_private(root):
             return [root]
@@ -60,14 +60,14 @@ def _private_root() -> list[Path]:
 
 
 def _is_private(root: Path) -> bool:
-    """Whether a path is a folder, no link, which only this user can write."""
+    """Whether a path is a folder, not a link, that only this user can write."""
     status = root.lstat()
     is_ours = USER is None or (status.st_uid == USER and not status.st_mode & 0o022)
     return stat.S_ISDIR(status.st_mode) and is_ours
 
 
 def _can_write(root: Path, kind: str) -> bool:
-    """Make the folder, if it can be; whether this process may put files there."""
+    """Create the folder if possible; return whether this process may write files there."""
     folder = root / kind
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""An op: its definition in plain torch, and where a device's own version of it is.
+"""An op: its definition in plain torch, and the modules of its faster versions.
 
-Owns the only choice by device. A version's module is imported when a tensor of its device first
-comes: until then neither Triton nor a C++ compiler is needed.
+Owns the only choice by device. A version's module is imported at the first call with a tensor of
+its device: until then neither Triton nor a C++ compiler is needed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Result = TypeVar("Result")
 
 
 class Op(Generic[First, Rest, Result]):
-    """A function that runs its definition, or the version of its first argument's device.
+    """A function that runs its definition, or the version for its first argument's device.
 
     Attributes:
         definition: the op in plain torch, on any device.
-        modules: by type of device, the module that has a version under the op's own name.
+        modules: for each type of device, the module of its version, which has the op's name.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Op(Generic[First, Rest, Result]):
         self._versions: dict[str, Callable[Concatenate[First, Rest], Result]] = {}
 
     def __call__(self, first: First, /, *rest: Rest.args, **named: Rest.kwargs) -> Result:
-        """Run the op on the device of its first argument, which is given by position."""
+        """Run the op on the device of its first argument, which must be positional."""
         device = first.device.type
         version = self._versions.get(device) or self._find(device)
         return version(first, *rest, **named)
@@ -65,15 +65,15 @@ class Op(Generic[First, Rest, Result]):
 def op(
     *, triton: str | None = None, cpp: str | None = None
 ) -> Callable[[Callable[Concatenate[First, Rest], Result]], Op[First, Rest, Result]]:
-    """Make a definition an op.
+    """Make an op from a definition.
 
     Args:
         triton: the module of its Triton version, for CUDA tensors.
         cpp: the module of its C++ version, for tensors on a CPU.
 
     Returns:
-        A decorator. Each module has a function of the definition's name and parameters; a device
-        without one runs the definition.
+        A decorator. Each module has a function with the definition's name and parameters. A device
+        without a module runs the definition.
     """
     modules = {
         device: module for device, module in (("cuda", triton), ("cpu", cpp)) if module is not None
@@ -94,12 +94,12 @@ class Reference:
         """Collect the definitions as attributes.
 
         Args:
-            names: a module's names; those of ops are taken.
-            **others: definitions that are not an op's.
+            names: a module's names; all but the ops are ignored.
+            **others: definitions that do not belong to an op.
         """
         ops = {name: each.definition for name, each in names.items() if isinstance(each, Op)}
         vars(self).update(ops | others)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Raise: Python calls this for a name that is not an attribute."""
+        """Raise AttributeError: Python calls this for a name that is not an attribute."""
         raise AttributeError(f"{name} is not the name of an op")

@@ -1,23 +1,21 @@
-"""OpenMP's threads, when the process forks.
+"""A hook that ends OpenMP's threads before the process forks.
 
-GNU's OpenMP keeps the threads of a parallel region for the next one. They are not in a child, where
-it waits for them for ever: at the first product of torch's or loop of ours. So the thread that
-forks ends them before; the next region of parent and child starts its own.
-
-Owns that hook. Never starts a thread.
+GNU's OpenMP keeps the threads of a parallel region for the next region. A forked child does not
+have these threads, but its first parallel region would wait for them for ever. So the forking
+thread ends them first; the next region in the parent and in the child starts new ones.
 """
 
 import ctypes
 import os
 from functools import partial
 
-PAUSE_HARD = 2  # omp_pause_hard of OpenMP 5.0: keep nothing
+PAUSE_HARD = 2  # omp_pause_hard of OpenMP 5.0: end all threads
 
 
 def end_threads_at_fork(library: ctypes.CDLL) -> None:
-    """Have the OpenMP that a library is linked with end its threads before each fork.
+    """End the threads of the OpenMP that a library is linked with, before each fork.
 
-    One that lacks the call is left alone: LLVM's OpenMP survives a fork by itself.
+    An OpenMP without the call is left alone: LLVM's survives a fork without help.
     """
     pause = getattr(library, "omp_pause_resource_all", None)
     if pause is not None:

@@ -1,4 +1,4 @@
-"""The CPU's compiled kernels against their definitions, and what happens without a compiler."""
+"""The CPU's compiled kernels against their definitions, and the fallback without a compiler."""
 
 import os
 import subprocess
@@ -89,7 +89,7 @@ def test_greedy(size, dtype):
     wanted = logits.argmax(-1)
     wanted[[3, 5, 6]] = -1
     assert torch.equal(sample(logits, sampling), wanted)
-    past = torch.full((9, 5), torch.nan, dtype=dtype)  # ids that are not looked at
+    past = torch.full((9, 5), torch.nan, dtype=dtype)  # ids that are not read
     bounded = replace(sampling, num_ids=size)
     assert torch.equal(sample(torch.cat([logits, past], dim=1), bounded), wanted)
 
@@ -210,8 +210,8 @@ print(nk.attention_backend("auto", device="cpu", dtype=torch.float32, num_q_head
         ),
     ],
 )
-def test_without_the_kernels_torch_computes_and_the_reason_is_said(change, words, tmp_path):
-    (tmp_path / f"nv-{os.getuid()}").touch()  # so that no folder for temporary files is left
+def test_without_the_kernels_torch_computes_and_why_not_has_the_reason(change, words, tmp_path):
+    (tmp_path / f"nv-{os.getuid()}").touch()  # so that no folder for temporary files exists
     change = {name: value.format(tmp_path=tmp_path) for name, value in change.items()}
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **change}
     done = subprocess.run(

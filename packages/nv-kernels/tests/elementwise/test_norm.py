@@ -30,7 +30,7 @@ def test_rms_norm(shape, dtype):
 
 
 def test_rms_norm_rounds_before_the_weight():
-    """transformers multiplies the rounded vector: with rounding only at the end this differs."""
+    """transformers multiplies the rounded vector; rounding only at the end gives other bits."""
     torch.manual_seed(0)
     x, weight = randn(64, 576, dtype=torch.bfloat16), randn(576, dtype=torch.bfloat16)
     fp32 = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)

@@ -15,7 +15,7 @@ SHAPES = ((1, 64), (3, 100), (5, 576)) if INTERPRETING else (
 
 
 def close(actual, expected, largest=1.0, steps=1.0):
-    """Equal up to `steps` units in the last place, of the largest addend where sums cancel."""
+    """Assert equality up to `steps` units in the last place, of the largest addend at most."""
     step = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}[expected.dtype]
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual, expected, rtol=steps * step, atol=step * largest)
@@ -61,7 +61,7 @@ def test_add_rms_norm(shape, dtype, parts, has_residual):
     before = None if residual is None else residual.clone()
     out, total = norm.add_rms_norm(x, residual, weight, 1e-6)
     expected, expected_total = reference.add_rms_norm(x, residual, weight, 1e-6)
-    if parts:  # the definition leaves the order of the sum open: ours is that of the partials
+    if parts:  # the definition does not fix the order of the sum
         ordered = x[0]
         for part in x[1:]:
             ordered = ordered + part
@@ -69,7 +69,7 @@ def test_add_rms_norm(shape, dtype, parts, has_residual):
         close(total, expected_total, largest=16.0)
         expected_total = ordered if residual is None else ordered + residual
     assert torch.equal(total, expected_total)
-    # Rounded twice: a unit before the weight multiplies, half a unit after.
+    # Two roundings: one unit before the weight multiplies, half a unit after.
     close(out, reference.rms_norm(total, weight, 1e-6), largest=0.05, steps=1.5)
     assert out.shape == expected.shape
     if before is not None:

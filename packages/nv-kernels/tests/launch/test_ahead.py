@@ -16,7 +16,7 @@ from triton.runtime.jit import JITFunction
 
 
 def kernel_for(columns):
-    """A specialisation of the norm for a card that need not be there."""
+    """A specialisation of the norm for a card that need not be present."""
     kernel, target = norm.rms_norm_kernel, GPUTarget("cuda", 90, 32)
     names = kernel.arg_names
     types = dict.fromkeys(("x", "weight", "out"), "*bf16") | {"num_rows": "i32", "eps": "fp32"}
@@ -30,7 +30,7 @@ def kernel_for(columns):
 
 
 @outer_only
-def test_other_processes_leave_their_work_on_disk(tmp_path, monkeypatch):
+def test_other_processes_store_their_results_on_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     kernels = [kernel_for(columns) for columns in (900, 901, 902)]
     assert not any(kernel.is_on_disk for kernel in kernels)
@@ -60,7 +60,7 @@ def test_processes_that_take_too_long_are_stopped(tmp_path):
 
 
 @pytest.mark.gpu
-def test_nothing_is_launched_and_what_comes_next_finds_its_kernels(tmp_path, monkeypatch):
+def test_nothing_is_launched_and_later_launches_find_their_kernels(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     x = torch.randn(3, 1111, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(1111, device="cuda", dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The host's whole-number arithmetic against Triton's own."""
+"""The host's integer arithmetic against Triton's own."""
 
 import triton
 from nv_kernels.launch.sizes import cdiv, next_power_of_2

@@ -1,8 +1,8 @@
 // Causal attention over paged keys and values, the queries of a kv head together.
 //
-// Online softmax (Milakov and Gimelshein, 2018) over runs of KEYS tokens at absolute positions. A
-// query row's sums are its own, in order of position, so that it does not depend on the step. Only a
-// sequence's own tokens, up to the query's, are read.
+// Online softmax (Milakov and Gimelshein, 2018) over runs of KEYS tokens at absolute positions. The
+// sums of a query row are in order of position, so that they do not depend on the step. Only tokens
+// of the row's own sequence, up to its own position, are read.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 
 #include "elementwise.h"
 
-constexpr int KEYS = 64;  // tokens of a run
-constexpr int TILE = 4;   // query rows whose sums are in registers together
+constexpr int KEYS = 64;  // tokens per run
+constexpr int TILE = 4;   // query rows whose sums are in registers at the same time
 
 struct Shape {
     int64_t q_heads, kv_heads, dim;
@@ -69,7 +69,7 @@ inline void accumulate(const float* weights, const S* const* values, int first, 
     }
 }
 
-// Up to TILE rows of one kv head; row r sees tokens before seen[r], in rising order.
+// Up to TILE rows of one kv head; row r attends to the tokens before seen[r], which rises with r.
 template <int R, typename S>
 void attend_rows(const float* q, const int64_t* seen, const Cache<S>& k, const Cache<S>& v,
                  const int32_t* blocks, int64_t head, const Shape& shape, float* sums) {
@@ -87,7 +87,7 @@ void attend_rows(const float* q, const int64_t* seen, const Cache<S>& k, const C
             values[t] = v.at(slot, head);
         }
         score<R>(q, keys, count, shape.dim, scores);
-        int shared = count;  // tokens that all rows see
+        int shared = count;  // tokens that all rows attend to
         for (int r = 0; r < R; r++) {
             int own = int(std::clamp<int64_t>(seen[r] - start, 0, count));
             shared = std::min(shared, own);
@@ -130,7 +130,7 @@ struct Step {
     int64_t num_sequences, table_width;
 };
 
-// The rows of sequence s and kv head h, TILE at a time: tokens in order, a token's heads together.
+// The rows of sequence s and kv head h, TILE at a time, ordered by token, then by head.
 template <typename T, typename S>
 void attend_sequence(const T* q, const Cache<S>& k, const Cache<S>& v, const Step& step, int64_t s,
                      int64_t first_row, int64_t last_row, int64_t head, const Shape& shape, T* out,

@@ -1,7 +1,4 @@
-"""The compiled kernels as Python calls them: by op and by the types of their tensors.
-
-Owns their signatures. Never sees a tensor.
-"""
+"""The signatures of the compiled kernels, by op and by the dtypes of their tensors."""
 
 from __future__ import annotations
 
@@ -46,11 +43,11 @@ def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., None] | None:
 
     Args:
         op: a name of SIGNATURES.
-        *dtypes: of its tensors; attention's are the queries' and the cache's, a product's those of
-            what goes in and what comes out.
+        *dtypes: dtypes of its tensors: of queries and cache for attention, of input and output for
+            a product.
 
     Returns:
-        A call that takes addresses and numbers, or None if there is none for these types.
+        A function of addresses and numbers, or None if there is no kernel for these types.
     """
     built = library()
     if built is None or not all(dtype in NAMES for dtype in dtypes):

@@ -1,13 +1,13 @@
 // The small ops of a layer: add and norm, gate, q/k norm with rope and the cache write.
 //
-// Each rounds where `nv_kernels.reference` rounds. A token is computed alone, from first element to
-// last.
+// Each op rounds where `nv_kernels.reference` rounds. Each token is computed alone, in order of its
+// elements.
 #pragma once
 #include <cmath>
 
 #include "vectors.h"
 
-constexpr int64_t WORTH_A_THREAD = 1 << 14;  // elements; below, waking another costs more
+constexpr int64_t WORTH_A_THREAD = 1 << 14;  // elements; with fewer per thread, waking it costs more
 
 // 1 / root mean square of `size` elements.
 template <typename T>
@@ -23,7 +23,7 @@ inline float inverse_rms(const T* x, int64_t size, float eps) {
     return 1.0f / __builtin_sqrtf(total / float(size) + eps);
 }
 
-// Apply `function` to vectors of elements i to i + LANES; the last, shorter one through `pad`.
+// Apply `function` to vectors of LANES elements from i on; the last, shorter one goes through `pad`.
 template <typename Function>
 inline void by_vectors(int64_t size, Function function) {
     int64_t i = 0;
@@ -84,7 +84,7 @@ void silu_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int thre
     }
 }
 
-// The first of each row's highest elements; -1 in a row that holds NaN or infinity, or -inf alone.
+// Index of each row's first highest element; -1 for a row with a NaN or infinity, or of -inf only.
 template <typename T>
 void greedy(const T* logits, int64_t* ids, int64_t num_rows, int64_t stride, int64_t size,
             int threads) {
@@ -112,7 +112,7 @@ void greedy(const T* logits, int64_t* ids, int64_t num_rows, int64_t stride, int
     }
 }
 
-// One layer's keys or values: element strides of a block and of a token within it, and of a head.
+// One layer's keys or values: strides, in elements, of a block, of a token and of a head.
 template <typename T>
 struct Cache {
     T* data;
@@ -125,7 +125,7 @@ struct Cache {
     }
 };
 
-// Norm (weight not null) and turn one head of D elements; cos then sin, D / 2 fp32 each.
+// Norm (if weight is not null) and rotate one head of D elements; cos then sin, D / 2 fp32 each.
 template <typename T>
 inline void turn(const T* x, const T* weight, float eps, const float* angles, T* out, int64_t dim) {
     float scale = weight ? inverse_rms(x, dim, eps) : 1.0f;
@@ -144,7 +144,7 @@ inline void turn(const T* x, const T* weight, float eps, const float* angles, T*
     });
 }
 
-// x: [T, H, D] -> out, each head turned.
+// x: [T, H, D] -> out, each head rotated.
 template <typename T>
 void apply_rope(const T* x, const int64_t* positions, const float* cos_sin, T* out,
                 int64_t num_tokens, int64_t heads, int64_t dim, int threads) {
@@ -154,7 +154,7 @@ void apply_rope(const T* x, const int64_t* positions, const float* cos_sin, T* o
             turn<T>(x + h * dim, nullptr, 0.0f, cos_sin + positions[t] * dim, out + h * dim, dim);
 }
 
-// qkv: [T, (Hq + 2 Hkv) D] -> q: [T, Hq, D]; keys and values go to their slots, -1: to none.
+// qkv: [T, (Hq + 2 Hkv) D] -> q: [T, Hq, D]; keys and values go to their slots, unless a slot is -1.
 template <typename T>
 void qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, float eps,
                         const int64_t* positions, const float* cos_sin, Cache<T> keys,

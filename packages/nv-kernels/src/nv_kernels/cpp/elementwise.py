@@ -1,7 +1,6 @@
 """Norms and the gate in C++, of contiguous fp32 or bf16; the definitions for everything else.
 
-Owns which calls the kernels take. A token is computed as if it were alone, so that it is bitwise
-the same in every batch.
+Each token is computed alone, so that its bits do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Gate; here a row never depends on the others."""
+    """Gate; `silu_and_mul` already computes each row alone."""
     if kernel("silu_and_mul", x.dtype) is None or x.dim() != 2:
         return gate.batch_invariant_silu_and_mul.definition(x)
     return silu_and_mul(x)

@@ -1,5 +1,5 @@
-// What Python calls: each kernel for fp32 and bf16, attention over an fp8 cache too, and a product of
-// bf16 that is not rounded.
+// The functions that Python calls: each kernel for fp32 and bf16, attention also over an fp8 cache,
+// and a bf16 product with fp32 results.
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"

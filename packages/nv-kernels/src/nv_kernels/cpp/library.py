@@ -1,7 +1,7 @@
-"""The compiled kernels: made once a machine, kept in the user's cache, loaded with ctypes.
+"""The compiled kernels: made once per machine, kept in the user's cache, loaded with ctypes.
 
-Owns the compiler's command and the library's name, which says for which sources and processor it
-was made. Never passes a tensor.
+Owns the compiler's command and the library's name, which contains a hash of the sources, the
+compiler and the processor.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ SECONDS = 120  # for the compiler
 
 
 def library() -> ctypes.CDLL | None:
-    """Compile the kernels, if this machine never did, and load them.
+    """Load the kernels, after compiling them if this machine has not yet.
 
-    The compiler is `$CXX`, or the first of c++, g++ and clang++ that is there. The library is kept
-    in `$XDG_CACHE_HOME/nv/kernels`, by default under ~/.cache (`cache_folder` has the others).
+    The compiler is `$CXX`, or the first of c++, g++ and clang++ that is installed. The library is
+    kept in `$XDG_CACHE_HOME/nv/kernels`, by default under ~/.cache (`cache_folder` has the others).
 
     Returns:
-        The library, or None where it cannot be made; `why_not` then says why.
+        The library, or None if it cannot be made; `why_not` then returns the reason.
     """
     found = _load()
     return None if isinstance(found, str) else found
 
 
 def why_not() -> str:
-    """Why there is no library, one phrase; "" if there is one."""
+    """Return why there is no library, in one phrase; "" if there is one."""
     found = _load()
     return found if isinstance(found, str) else ""
 
@@ -66,14 +66,14 @@ def _load() -> ctypes.CDLL | str:
 
 
 def find_compiler() -> list[str]:
-    """The compiler's command, `$CXX` with its arguments if that is set; empty if there is none."""
+    """Return the compiler's command: `$CXX` with its arguments if it is set; empty without one."""
     names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
     commands = (shlex.split(name) for name in names)
     return next((each for each in commands if each and shutil.which(each[0])), [])
 
 
 def _fingerprint(compiler: list[str]) -> str:
-    """Name sources, compiler and processor: a cache may be shared by unlike machines."""
+    """Hash sources, compiler and processor, because different machines may share a cache."""
     digest = hashlib.sha256(repr((FLAGS, compiler, platform.machine(), _processor())).encode())
     for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp")):
         digest.update(path.read_bytes())
@@ -81,7 +81,7 @@ def _fingerprint(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """What this processor can do, as the system says."""
+    """Return the processor's features, as the system lists them."""
     described = Path("/proc/cpuinfo")
     if not described.exists():
         return platform.processor()
@@ -91,19 +91,19 @@ def _processor() -> str:
 
 
 def _make(compiler: list[str], path: Path) -> None:
-    """Compile, unless another thread or process does so at this moment: then wait for its library.
+    """Compile, or wait for another thread or process that is already compiling.
 
-    Side by side they would take several times as long, each of them.
+    Several compilers at once would each take several times as long.
     """
     with path.with_suffix(".lock").open("w") as turn:
-        with contextlib.suppress(OSError):  # a file system without locks: all compile
+        with contextlib.suppress(OSError):  # a file system without locks: each process compiles
             fcntl.flock(turn, fcntl.LOCK_EX)
         if not path.exists():
             _compile(compiler, path)
 
 
 def _compile(compiler: list[str], path: Path) -> None:
-    """Compile beside the target and move it there at once: no other process finds half of it."""
+    """Compile to a temporary file and rename it, so that no process loads an incomplete library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [*compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(made)]

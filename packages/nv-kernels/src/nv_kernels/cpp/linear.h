@@ -1,16 +1,17 @@
-// Rows times a transposed weight, each output one sum in one order: no row depends on the others.
+// Rows times a transposed weight. Each output is one sum in a fixed order, so that a row does not
+// depend on the others.
 //
-// The weight lies as it is stored, [N, K]. A tile is MR rows by NR weights, with a sum of all
-// lanes each. The weights of a tile are read once for a block of rows, and stay in the first cache
-// for all of them; while they are multiplied, the next tile's are fetched into the second cache.
+// The weight is [N, K], as stored. A tile is MR rows by NR weights, with one vector of sums for each
+// pair. The weights of a tile are read once per block of rows and stay in the L1 cache; while they are
+// multiplied, the weights of the next tile are fetched into the L2 cache.
 #pragma once
 #include <algorithm>
 
 #include "vectors.h"
 
-// Of a tile: 24 of 32 registers hold sums with AVX-512, else 12 of 16.
+// Sizes of a tile: with AVX-512, 24 of 32 registers hold sums, else 12 of 16.
 constexpr int ROWS = 4, WEIGHTS = LANES == 16 ? 6 : 3;
-constexpr int64_t BLOCK_ROWS = 128;   // rows that stay in the second cache
+constexpr int64_t BLOCK_ROWS = 128;   // rows that stay in the L2 cache
 
 template <typename T, typename O = T>
 struct Product {
@@ -21,8 +22,8 @@ struct Product {
     int64_t num_outputs, num_columns;
 };
 
-// Rows m to m + MR by weights n to n + NR. FETCH: vectors of the next tile's weights to fetch for
-// each vector of these, from `next` on.
+// Rows m to m + MR by weights n to n + NR. FETCH: vectors of the next tile's weights that are fetched
+// per vector of this tile's, from `next` on.
 template <int MR, int NR, int FETCH, typename T, typename O>
 inline void tile(const Product<T, O>& p, int64_t m, int64_t n, const T* next) {
     const int64_t size = p.num_columns;

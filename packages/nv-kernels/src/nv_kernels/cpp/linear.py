@@ -1,7 +1,7 @@
 """Products by a weight in C++, of contiguous fp32 or bf16; the definitions for everything else.
 
-Owns which calls the kernels take, and the layout of a weight in tiles. A token is computed as if it
-were alone, so that it is bitwise the same in every batch.
+Owns the layout of a weight in tiles. Each token is computed alone, so that its bits do not depend
+on the batch.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.library import library
 from nv_kernels.linear import definitions
 
-TILE_DIMS = 5  # of a weight in tiles: [N / 16, K / 32, 16, 16, 2]
-FEW_ROWS = 4  # of a bf16 product by vectors; measured beside torch at 1 to 256
+TILE_DIMS = 5  # dimensions of a weight in tiles: [N / 16, K / 32, 16, 16, 2]
+FEW_ROWS = 4  # rows up to which a bf16 product by vectors beats torch; measured at 1 to 256
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Lay a weight out for `linear`: in fp32 as it is stored, in bf16 by tiles where there are any.
+    """Lay a weight out for `linear`: fp32 as it is stored, bf16 in tiles if the processor has AMX.
 
     Args:
         weight: [N, K].
 
     Returns:
-        The weight for `linear`: [N, K], or [N / 16, K / 32, 16, 16, 2], tiles of 16 outputs by 32
-        columns whose rows hold two columns of each output.
+        The weight for `linear`: [N, K], or [N / 16, K / 32, 16, 16, 2]: tiles of 16 outputs by 32
+        columns; a row of a tile has two columns of each output.
     """
     if weight.dtype == torch.float32 and kernel("linear", weight.dtype, weight.dtype):
         return weight.contiguous()
@@ -38,13 +38,13 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
 
 
 def pack_head(weight: torch.Tensor) -> torch.Tensor:
-    """Lay the head's weight out for `logits`: by tiles where there are any, else as it is stored.
+    """Lay the head's weight out for `logits`: in tiles if the processor has AMX, else as stored.
 
     Args:
         weight: [V, E].
 
     Returns:
-        The weight for `logits`; what oneDNN packs only where no kernel reads the weight.
+        The weight for `logits`; oneDNN packs it only if no kernel of ours supports it.
     """
     packed = pack_weight(weight)
     can_read = kernel("linear", weight.dtype, torch.float32) is not None
@@ -52,19 +52,19 @@ def pack_head(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_in_tiles(weight: torch.Tensor) -> bool:
-    """Whether a weight was laid out by tiles."""
+    """Whether a weight is in tiles."""
     return weight.dim() == TILE_DIMS
 
 
 @cache
 def has_tiles() -> bool:
-    """Whether this processor multiplies tiles of bf16 (Intel AMX), and the system lets it."""
+    """Whether this processor has bf16 matrix tiles (Intel AMX) and the system permits their use."""
     built = library()
     return built is not None and bool(built.may_use_tiles_bf16())
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply; see `nv_kernels.reference.linear`. In fp32 and by tiles rows are independent."""
+    """Multiply; see `nv_kernels.reference.linear`. In fp32 and in tiles rows are independent."""
     invariant = x.dtype == torch.float32 or is_in_tiles(weight)
     if invariant or x.shape[0] <= FEW_ROWS:
         product = _product(x, weight, bias)
@@ -87,22 +87,22 @@ def batch_invariant_linear(
 def batch_invariant_partials(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Multiply; see `nv_kernels.reference.batch_invariant_partials`. There are no partials here."""
+    """Multiply; see `nv_kernels.reference.batch_invariant_partials`. It never returns partials."""
     return batch_invariant_linear(x, weight, bias)
 
 
 def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply in fp32; see `nv_kernels.reference.logits`. By the kernels rows are independent.
+    """Multiply in fp32; see `nv_kernels.reference.logits`. With the kernels rows are independent.
 
-    Without them bf16 and fp16 are rounded: torch's products on a CPU give what goes in, and a
-    weight made fp32 at each step takes a small model twice the time.
+    Without them bf16 and fp16 logits are rounded: torch's products on a CPU return their input's
+    dtype, and converting the weight to fp32 at each step doubles a small model's time.
     """
     product = _product(hidden, weight, None, torch.float32)
     return definitions.linear.definition(hidden, weight).float() if product is None else product
 
 
 def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Multiply; see `nv_kernels.reference.batch_invariant_logits`, and `logits` on rounding."""
+    """Multiply; see `nv_kernels.reference.batch_invariant_logits`, and `logits` about rounding."""
     product = _product(hidden, weight, None, torch.float32)
     if product is None:
         return definitions.batch_invariant_linear.definition(hidden, weight).float()

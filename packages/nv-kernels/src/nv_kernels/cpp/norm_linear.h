@@ -1,6 +1,6 @@
 // A norm of the residual stream and the product that reads it, in one call.
 //
-// Rows go through both in blocks, so that what lies between stays in the second cache.
+// Rows go through both in blocks, so that the normed rows stay in the L2 cache.
 #pragma once
 #include <memory>
 
@@ -15,7 +15,7 @@ struct Matrix {
     int64_t in_tiles;
 };
 
-// x, residual: [T, E], residual may be null. total = x + residual [T, E] is written if there is one.
+// x, residual: [T, E], residual may be null. If not, total = x + residual [T, E] is written.
 template <typename T>
 struct Normed {
     const T *x, *residual, *weight;

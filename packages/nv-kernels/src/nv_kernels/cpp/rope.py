@@ -1,7 +1,7 @@
 """Rotation, alone and with norm and cache write, in C++; the definitions for everything else.
 
-Owns which calls the kernels take: contiguous fp32 or bf16, and for the write a cache of the same
-dtype. A token is computed as if it were alone.
+The kernels take contiguous fp32 or bf16, and for the write a cache of the same dtype. Each token is
+computed alone.
 """
 
 from __future__ import annotations

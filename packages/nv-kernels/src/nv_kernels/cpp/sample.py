@@ -1,7 +1,4 @@
-"""The draw of greedy rows in C++; the definition for all others.
-
-Owns which calls the kernel takes.
-"""
+"""The draw of greedy rows in C++; the definition for all other rows."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 // bf16 products on a processor with matrix tiles (Intel AMX: TDPBF16PS).
 //
-// A weight [N, K] lies as tiles of 16 outputs by 32 columns, [N / 16, K / 32, 16, 16, 2]: a tile's row
-// holds two columns of each output, as the instruction reads them. A row's sums have one order,
-// whatever the other rows are.
+// A weight [N, K] is stored as tiles of 16 outputs by 32 columns, [N / 16, K / 32, 16, 16, 2]: a row of
+// a tile has two columns of each output, as the instruction reads them. The order of a row's sums does
+// not depend on the other rows.
 #pragma once
 #include <algorithm>
 
@@ -16,7 +16,7 @@ constexpr int64_t TILE_SIZE = TILE_OUTPUTS * TILE_COLUMNS;
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Ask the system for the tiles, which belong to a process that asked.
+// Ask the system for permission to use the tiles, which each process needs.
 inline bool may_use_tiles() {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
@@ -33,8 +33,8 @@ struct TileShapes {
     }
 };
 
-// Tiles 0 to 3 hold sums, [rows of the first; of the second] by two tiles of outputs; 4 and 5 rows of
-// x; 6 and 7 weights.
+// Tiles 0 to 3 hold sums, two tiles of rows by two tiles of outputs; 4 and 5 hold rows of x; 6 and 7
+// hold weights.
 inline void shape_tiles(int64_t first_rows, int64_t second_rows) {
     TileShapes shapes;
     shapes.set(0, first_rows), shapes.set(1, first_rows), shapes.set(4, first_rows);
@@ -55,7 +55,7 @@ inline void put_tile(const float* sums, int64_t num_rows, const bf16* bias, O* o
 }
 
 // One or two tiles of rows (SECOND) by one or two tiles of outputs (WIDE). FETCH: weights come from
-// memory, and those that follow are asked for ahead.
+// memory, and the next ones are prefetched.
 template <bool SECOND, bool WIDE, bool FETCH, typename O>
 inline void multiply_tiles(const Product<bf16, O>& p, int64_t m, int64_t n, int64_t first_rows,
                            int64_t second_rows) {
@@ -129,7 +129,7 @@ inline void output_tiles(const Product<bf16, O>& p, int64_t first, int64_t last,
 // Rows by a weight of tiles; N a multiple of 16, K of 32.
 template <typename O>
 inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int threads) {
-    constexpr int64_t BLOCK = 256;  // rows that stay in the second cache
+    constexpr int64_t BLOCK = 256;  // rows that stay in the L2 cache
     int64_t num_pairs = (p.num_outputs / TILE_OUTPUTS + 1) / 2;
     for (int64_t first = 0; first < num_rows; first += BLOCK) {
         int64_t last = std::min(first + BLOCK, num_rows);

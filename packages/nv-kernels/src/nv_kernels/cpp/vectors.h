@@ -1,7 +1,7 @@
-// Sixteen fp32 lanes, or eight where a register holds no more, and the two element types.
+// Vectors of sixteen fp32 lanes, or eight where a register holds only eight, and the element types.
 //
-// Owns loads, stores, rounding and the exponential. Sums over lanes have one order, so that a result
-// depends on its operands alone.
+// Loads, stores, rounding and the exponential. Sums over lanes have a fixed order, so that a result
+// depends only on its operands.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -11,9 +11,9 @@
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-#else  // a vector wider than a register would live in memory
+#else  // a vector wider than a register would be kept in memory
 constexpr int LANES = 8;
-// Products and sums are fused where `multiply_add` says so, not where a compiler happens to.
+// Products and sums are fused in `multiply_add` only; the compiler must not fuse others.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
@@ -66,7 +66,8 @@ inline Vec load(const bf16* p) {
     return (Vec)(__builtin_convertvector(h, Bits) << 16);
 }
 
-// Exponent and mantissa move to an fp32's place, 120 too low; what is below normal comes right too.
+// Exponent and mantissa move to their place in an fp32, with an exponent that is 120 too low. This is
+// right for subnormals too.
 inline Vec load(const fp8* p) {
     Bytes b;
     std::memcpy(&b, p, sizeof b);
@@ -77,7 +78,7 @@ inline Vec load(const fp8* p) {
 
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
 
-// To the nearest bf16, ties to even; what is not a number stays so.
+// To the nearest bf16, ties to even; NaN stays NaN.
 inline Halves rounded_bits(Vec v) {
     Bits u = (Bits)v;
     Bits near = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
@@ -90,7 +91,7 @@ inline void store(bf16* p, Vec v) {
     std::memcpy(p, &h, sizeof h);
 }
 
-// What a value becomes when it is written as T and read again.
+// The value after it is written as T and read again.
 inline Vec rounded(Vec v, const float*) { return v; }
 inline Vec rounded(Vec v, const bf16*) {
     return (Vec)(__builtin_convertvector(rounded_bits(v), Bits) << 16);
@@ -130,7 +131,7 @@ inline float sum(Vec v) {
     return (f[0] + f[2]) + (f[1] + f[3]);
 }
 
-// The sums of four, each in the order of `sum`.
+// The sums of four vectors, each in the order of `sum`.
 inline Vec4 sums(Vec a, Vec b, Vec c, Vec d) {
     Vec4 e = fold(a), f = fold(b), g = fold(c), h = fold(d);
     Vec4 ef = SHUFFLE(e, f, 0, 1, 4, 5) + SHUFFLE(e, f, 2, 3, 6, 7);
@@ -139,7 +140,7 @@ inline Vec4 sums(Vec a, Vec b, Vec c, Vec d) {
 }
 
 // e to the x, by a polynomial of degree 6 over Cody and Waite's reduction: within 2 units in the last
-// place between -87 and 88, 0 below and e to the 88 above.
+// place between -87 and 88; 0 below that range and e to the 88 above it.
 inline Vec exponential(Vec x) {
     Bits too_small = (Bits)(x < -87.0f);
     x = x > 88.0f ? splat(88.0f) : x;

@@ -1,9 +1,7 @@
 """A dense weight on a CPU: an op of a layer is one call of the compiled kernels.
 
-Rows go through a norm and its product in blocks, so that what lies between stays in the cache.
-
-Owns which values the kernels take, and their address as the kernels read it. A row's result does
-not depend on the other rows.
+Rows go through a norm and its product in blocks, so that the normed rows stay in the cache. A row's
+result does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Matrix(ctypes.Structure):
-    """Values as `norm_linear.h` declares them."""
+    """The struct of a weight that `norm_linear.h` declares."""
 
     _fields_ = (
         ("values", ctypes.c_void_p),
@@ -38,10 +36,10 @@ class Matrix(ctypes.Structure):
 
 @dataclass(frozen=True)
 class CppDense(Dense):
-    """Floats in the layout of the compiled kernels.
+    """A weight of floats in the layout of the compiled kernels.
 
     Attributes:
-        matrix: where the values are; they must not move.
+        matrix: address of the values, which must not move.
         norm_linear_call: the kernel of `norm_linear`.
         norm_gated_linear_call: the kernel of `norm_gated_linear`.
     """
@@ -52,9 +50,9 @@ class CppDense(Dense):
 
     @classmethod
     def of(cls, values: torch.Tensor) -> CppDense | None:
-        """Make the weight, or return None where the kernels do not take these values.
+        """Make the weight, or return None if the kernels do not support these values.
 
-        Bf16 values that are not in tiles are multiplied faster by torch at many rows.
+        For many rows, torch multiplies bf16 values that are not in tiles faster.
         """
         calls = [kernel(name, values.dtype) for name in ("norm_linear", "norm_gated_linear")]
         in_tiles = is_in_tiles(values)
@@ -97,7 +95,7 @@ class CppDense(Dense):
         norm: Norm,
         bias: torch.Tensor | None,
     ) -> tuple[torch.Tensor, Stream]:
-        """Run a kernel that norms the stream [T, K] and gives [T, width]."""
+        """Run a kernel that norms the stream [T, K] and returns [T, width]."""
         x, at_residual = stream.hidden.contiguous(), None
         total = x
         if stream.pending is not None:

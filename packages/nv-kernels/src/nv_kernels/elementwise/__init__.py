@@ -1,1 +1,1 @@
-"""Norms and the gate: what is done to a token's row without a weight matrix."""
+"""Norms and the gate: ops on a token's row that need no matrix product."""

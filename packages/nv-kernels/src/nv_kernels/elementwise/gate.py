@@ -1,7 +1,4 @@
-"""The gated activation of the feed-forward layer.
-
-Owns SwiGLU's elementwise half. Never multiplies by a weight.
-"""
+"""The gated activation of the feed-forward layer."""
 
 from __future__ import annotations
 
@@ -31,8 +28,8 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate as `silu_and_mul`, bitwise the same whatever the other rows are.
 
-    torch's own SiLU has another exponential for the elements that are left over where a thread's
-    share ends, in whichever row that is.
+    torch's own SiLU uses another exponential for the last elements of each thread's share, and
+    these may lie in any row.
 
     Args:
         x: [T, 2F], gate then up. The SiLU is rounded to x's dtype before it multiplies.

@@ -37,13 +37,13 @@ def add_rms_norm(
     Args:
         x: [T, E], or [P, T, E] split-K partials, which are summed in fp32 and rounded to
             weight's dtype first.
-        residual: [T, E], or None where x starts the stream. Left as it is.
+        residual: [T, E], or None if x starts the stream. It is not changed.
         weight: [E].
         eps: added to the mean square.
 
     Returns:
-        The normalised sum [T, E] and the sum itself [T, E], the new residual (x itself where
-        residual is None and x holds no partials).
+        The normalised sum [T, E] and the sum itself [T, E], the new residual (x itself if
+        residual is None and x is not split into partials).
     """
     if x.dim() == 3:
         x = x.sum(0, dtype=torch.float32).to(weight.dtype)

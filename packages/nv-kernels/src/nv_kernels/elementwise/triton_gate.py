@@ -1,7 +1,6 @@
 """The gated activation of the feed-forward layer.
 
-Owns the kernel of SwiGLU's elementwise half, for matrix products that do not fuse it.
-Never multiplies by a weight.
+It is for matrix products that do not fuse the gate.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ BLOCK = 1024
 
 @triton.jit
 def silu_and_mul_kernel(x, out, F: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """One program a row and BLOCK columns."""
+    """One program per row and BLOCK columns."""
     if PDL:
         gdc_launch()
         gdc_wait()
@@ -52,4 +51,4 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-batch_invariant_silu_and_mul = silu_and_mul  # a program treats its elements one by one
+batch_invariant_silu_and_mul = silu_and_mul  # each element is computed alone

@@ -1,6 +1,6 @@
 """RMS normalisation, alone and with the residual addition and the split-K sum before it.
 
-Owns the kernels of both, with the definition's rounding points. Never multiplies by a matrix.
+Both kernels have the definition's rounding points.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ gdc_wait = tl.extra.cuda.gdc_wait
 
 @triton.jit
 def _normalised(x, scale, eps, E: tl.constexpr, DTYPE: tl.constexpr):
-    """[ROWS, BLOCK] fp32 to DTYPE: rounded before the weight multiplies, and after."""
+    """Norm [ROWS, BLOCK] fp32 to DTYPE: rounded before the weight multiplies, and after."""
     inverse = tl.rsqrt(tl.sum(x * x, 1) / E + eps)
     rounded = (x * inverse[:, None]).to(DTYPE).to(tl.float32)
     return (rounded * scale[None, :]).to(DTYPE)
@@ -36,7 +36,7 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Normalise ROWS rows a program."""
+    """Each program normalises ROWS rows."""
     if PDL:
         gdc_launch()
     cols = tl.arange(0, BLOCK)
@@ -120,7 +120,7 @@ def add_rms_norm(
 
     Args:
         x: [T, E], or [P, T, E] split-K partials of any float dtype, summed in fp32 in order of P.
-        residual: [T, E], or None where x starts the stream. Left as it is.
+        residual: [T, E], or None if x starts the stream. It is not changed.
         weight: [E].
         eps: added to the mean square.
 
@@ -144,7 +144,7 @@ def add_rms_norm(
 
 
 def _tile(width: int) -> tuple[int, int, int]:
-    """Columns and rows of a program, and its warps: 4 elements a thread, 16 warps at most."""
+    """Return columns, rows and warps of a program: 4 elements per thread, 16 warps at most."""
     block = next_power_of_2(width)
     rows = max(1, 512 // block)
     return block, rows, min(16, max(1, block * rows // 128))

@@ -1,6 +1,6 @@
 """How kernels are launched and compiled: dependent launch, descriptors, sizes, compile_ahead.
 
-Owns what every family's Triton files need of a card. Never computes.
+The Triton files of every family use it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def compile_ahead() -> AbstractContextManager[None]:
     """Compile, in parallel and without launching, the Triton kernels that a block would launch.
 
-    For the start of a process on a card: results inside the block are undefined, and what a
-    kernel would have written must not be used as an index by torch.
+    Use it when a process starts on a card. Results inside the block are undefined: torch must not
+    use them as an index.
     """
     module = importlib.import_module("nv_kernels.launch.ahead")  # which imports Triton
     block: AbstractContextManager[None] = module.compile_ahead()

@@ -1,11 +1,11 @@
 """Compiles kernels before they are needed, several at a time.
 
-Owns the processes that compile. What they make reaches this process through Triton's cache on
-disk: a first run on a machine takes the time of its slowest kernels instead of the sum. Threads
-would not do: Triton's compiler holds the interpreter's lock most of the time. Never launches.
+Owns the processes that compile. Their results reach this process through Triton's cache on disk, so
+that the first run on a machine takes the time of its slowest kernels instead of the sum of all.
+Threads would not help: Triton's compiler holds the interpreter's lock most of the time.
 """
 
-# Triton offers no public way in: these are the methods that every launch goes through.
+# Triton has no public hook: every launch calls these methods.
 # ruff: noqa: ANN401
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Hashable, Sequence
     from multiprocessing.sharedctypes import Synchronized
 
-IS_COLLECTING = threading.Lock()  # Triton's methods are changed for one thread at a time
+IS_COLLECTING = threading.Lock()  # only one thread at a time may replace Triton's methods
 EMPTY = (torch.empty, torch.empty_like, torch.Tensor.new_empty)
-TIME_LIMIT = 120.0  # seconds; what is not compiled by then is compiled at its first launch
+TIME_LIMIT = 120.0  # seconds; the kernels that remain are compiled at their first launch
 
 
 class Kernel(NamedTuple):
     """One specialisation of a kernel, not compiled yet.
 
     Attributes:
-        source: what Triton compiles.
+        source: the source that Triton compiles.
         target: the card.
-        options: of the backend.
-        launcher: makes the C function that launches it, which a compiler has to build too.
+        options: options of Triton's backend.
+        launcher: makes the C function that launches the kernel, which must be compiled too.
     """
 
     source: Any
@@ -53,7 +53,7 @@ class Kernel(NamedTuple):
     launcher: Any = None
 
     def compile(self) -> None:
-        """Compile, and leave the result on disk."""
+        """Compile, and store the result on disk."""
         made = triton.compile(self.source, target=self.target, options=self.options.__dict__)
         if self.launcher is not None:
             self.launcher(self.source, made.metadata)
@@ -70,7 +70,7 @@ class Kernel(NamedTuple):
 
 
 class ZerosForEmpty(TorchFunctionMode):
-    """Fills with zeros the tensors that kernels which are not launched would have filled."""
+    """Makes new tensors zero, because the kernels that would fill them are not launched."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -85,11 +85,11 @@ class ZerosForEmpty(TorchFunctionMode):
 def compile_ahead() -> Generator[None]:
     """Compile, at the end of the block, the kernels that the block would have launched.
 
-    The last ones first: let the block end with those that take longest.
+    It compiles the last ones first: the block should end with the kernels that take longest.
 
-    Inside, this thread launches no kernel, and its new tensors are zeros: torch may use as an index
-    what a kernel would have written. Other threads launch as ever; a second one that enters waits
-    for the first.
+    Inside the block this thread launches no kernel, and its new tensors are zeros, because torch
+    may use as an index what a kernel would have written. Other threads launch as usual; a second
+    thread that enters a block waits for the first.
     """
     kernels: dict[Hashable, Kernel] = {}
     with IS_COLLECTING, _collected(kernels):
@@ -100,7 +100,7 @@ def compile_ahead() -> Generator[None]:
 
 @contextmanager
 def _collected(kernels: dict[Hashable, Kernel]) -> Generator[None]:
-    """Note what this thread would launch, in place of launching it."""
+    """Collect what this thread would launch, instead of launching it."""
     run, do_compile, collector = JITFunction.run, JITFunction._do_compile, threading.get_ident()
 
     def never_launch(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -125,11 +125,11 @@ def _collected(kernels: dict[Hashable, Kernel]) -> Generator[None]:
 
 
 def compile_in_parallel(kernels: Sequence[Kernel], time_limit: float = TIME_LIMIT) -> None:
-    """Compile in forked processes, one a processor; a kernel that fails is left to its launch.
+    """Compile in forked processes, one per processor; a kernel that fails compiles at its launch.
 
     Args:
-        kernels: what to compile, the slowest first: a process that is done takes the next.
-        time_limit: seconds after which those that still run are stopped.
+        kernels: the kernels, the slowest first; a process takes the next one when it is done.
+        time_limit: seconds after which processes that still run are stopped.
     """
     number = min(len(os.sched_getaffinity(0)), len(kernels))
     fork = multiprocessing.get_context("fork")
@@ -137,7 +137,7 @@ def compile_in_parallel(kernels: Sequence[Kernel], time_limit: float = TIME_LIMI
     children = [
         fork.Process(target=_compile_all, args=(kernels, taken), daemon=True) for _ in range(number)
     ]
-    with warnings.catch_warnings():  # Python 3.12 warns of a fork beside threads, such as torch's
+    with warnings.catch_warnings():  # Python 3.12 warns about a fork with threads
         warnings.simplefilter("ignore", DeprecationWarning)
         for child in children:
             child.start()

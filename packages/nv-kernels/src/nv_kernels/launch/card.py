@@ -1,7 +1,4 @@
-"""What a launch asks of the card: its capability and the number of its multiprocessors.
-
-Owns both, each looked up once. Never launches.
-"""
+"""The card's compute capability and number of multiprocessors, each looked up once."""
 
 from __future__ import annotations
 
@@ -16,18 +13,18 @@ def is_hopper(tensor: torch.Tensor) -> bool:
 
 
 def converts_fp8(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's card converts e4m3 to fp16 in hardware (asked from 9.0 on)."""
+    """Return whether the tensor's card converts e4m3 to fp16 in hardware (used from 9.0 on)."""
     return tensor.is_cuda and capability(tensor.device) >= 9
 
 
 @cache
 def capability(device: torch.device) -> int:
-    """Return the major number; torch looks it up anew each time, and a step asks often."""
+    """Return the major number; torch would look it up at each of a step's many calls."""
     return torch.cuda.get_device_capability(device)[0]
 
 
 def num_multiprocessors(device: torch.device) -> int:
-    """Count the card's multiprocessors; 8 stands in where the interpreter runs on a CPU."""
+    """Count the card's multiprocessors; 8 for the interpreter on a CPU."""
     if device.type != "cuda":
         return 8
     return _multiprocessors(torch.cuda.current_device() if device.index is None else device.index)

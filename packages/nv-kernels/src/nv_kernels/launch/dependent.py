@@ -1,11 +1,11 @@
-"""How a kernel is launched: programmatic dependent launch where the card has it.
+"""Programmatic dependent launch (PDL), for cards that have it.
 
-Owns the rule of the chain. A kernel whose PDL flag is set waits (`gdc_wait`, in every program)
-before it reads what the kernel ahead wrote or writes anything: so the completion of a kernel
-implies that of all before it, and a buffer may be reused by the next one. Most let their successor
-start early. Before the wait a kernel reads what is older than the kernel ahead: weights, tables,
-and in decode attention the plan and all keys but the newest, whose writers hold their successor.
-Never picks a kernel.
+Every program of a kernel whose PDL flag is set waits (`gdc_wait`) before it reads the previous
+kernel's results, and before it writes. So if a kernel has ended, all kernels before it have ended
+too, and the next kernel may reuse a buffer. Most kernels let the next one start early. Before the
+wait a kernel reads only data that is older than the previous kernel: weights, tables, and in decode
+attention the plan and all keys except the newest. The kernels that write these do not let the next
+one start early.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEPENDENT: Mapping[str, Any] = {"PDL": False}
 
 
 def dependent_launch(tensor: torch.Tensor) -> Mapping[str, Any]:
-    """Give the launch options of a kernel that may start before its predecessor ends.
+    """Return the launch options of a kernel that may start before the previous kernel ends.
 
     Args:
         tensor: any argument of the kernel.

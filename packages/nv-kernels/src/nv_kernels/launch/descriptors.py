@@ -1,7 +1,7 @@
-"""Tensors described to Hopper's bulk copy engine, as a Gluon kernel takes them.
+"""Descriptors of tensors for Hopper's bulk copy engine, as a Gluon kernel takes them.
 
-Owns the layout of a box in shared memory, which takes longer to derive than a launch may: each is
-derived once. Imports Gluon: only where `linear.triton.product` does, or on a Hopper card.
+Deriving the layout of a box in shared memory takes longer than a launch, so each is derived once.
+Imports Gluon: import this module only as `linear.triton.product` does, or on a Hopper card.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 
 def describe(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
-    """Describe a tensor that is moved a box at a time.
+    """Describe a tensor for copies of one box at a time.
 
     Args:
         tensor: bf16 or fp16, last dimension contiguous, 16-byte aligned.
-        box: elements moved at a time, of each dimension.
+        box: elements per copy in each dimension.
 
     Returns:
         The descriptor, with the box swizzled for wgmma.

@@ -1,7 +1,7 @@
-"""Whole-number arithmetic of a launch, as a grid needs it.
+"""Integer arithmetic on the host for the grid of a launch.
 
-Owns `cdiv` and `next_power_of_2` for the host. Triton's own, which may also be called in a kernel,
-take microseconds, and a launch has several. Never in a kernel.
+Triton's own `cdiv` and `next_power_of_2`, which kernels may call too, take microseconds on the
+host, and a launch needs several.
 """
 
 

@@ -1,6 +1,6 @@
-"""The device's half of programmatic dependent launch, and a prefetch for the time before it.
+"""Device functions of programmatic dependent launch, and a prefetch to use before the wait.
 
-Owns device functions of a few lines. The host's half is nv_kernels.launch.dependent.
+The host's part is nv_kernels.launch.dependent.
 """
 
 import triton
@@ -11,10 +11,10 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr):
-    """Wait until the kernel ahead has ended and its writes are seen, then let the next one start.
+    """Wait until the previous kernel's writes are visible, then let the next kernel start.
 
-    Every program of a kernel waits, here or by a wait of its own, also one with nothing to do: the
-    end of this kernel promises its successor that all before it have ended.
+    Every program of a kernel must wait, also one without work: the next kernel assumes that if this
+    kernel has ended, all kernels before it have ended too.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -23,9 +23,9 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @triton.jit
 def wait_and_hold(PDL: tl.constexpr):
-    """Wait likewise, but let the next kernel start only when this one has ended.
+    """Wait for the previous kernel, and let the next one start only when this one has ended.
 
-    For writers of what attention reads before its wait: the plan, and keys but a row's newest.
+    For kernels that write what attention reads before its wait: the plan, and older keys.
     """
     if PDL:
         tl.extra.cuda.gdc_wait()
@@ -33,7 +33,7 @@ def wait_and_hold(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch_l2(pointer, wanted):
-    """Fetch the 128-byte lines of a tensor of pointers into L2, where wanted; a hint."""
+    """Prefetch the 128-byte lines of a tensor of pointers into L2, where the mask is set."""
     if not INTERPRETED:
         tl.inline_asm_elementwise(
             """{

@@ -1,6 +1,6 @@
-"""The device's half of programmatic dependent launch, for kernels in Gluon.
+"""Device functions of programmatic dependent launch for kernels in Gluon.
 
-Owns two device functions, as `triton_previous` does for Triton's own dialect. Imports Gluon.
+`triton_previous` has those for Triton.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def wait_for_previous():
-    """Wait until the kernel ahead has ended and its writes are seen."""
+    """Wait until the previous kernel has ended and its writes are visible."""
     gl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -19,7 +19,7 @@ def wait_for_previous():
 
 @gluon.jit
 def let_next_start():
-    """Let the next kernel's programs start; they wait for this one's end themselves."""
+    """Let the next kernel's programs start; they wait for the end of this kernel."""
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [],
         dtype=gl.int32, is_pure=False, pack=1,
