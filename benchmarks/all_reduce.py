@@ -1,6 +1,6 @@
-"""Sums over two or more cards: NCCL's and then the norm, against the sum inside the norm.
+"""Sums over two or more cards: NCCL followed by the norm, against the sum inside the norm.
 
-Microseconds a sum, in a CUDA graph of 64 that follow each other as the layers of a model do.
+Microseconds per sum, in a CUDA graph of 64 sums, one after another as in the layers of a model.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def run_rank(rank: int, size: int, port: int, args: argparse.Namespace) -> None:
         figures = {"cards": size, "width": args.width, "num_sums": NUM_SUMS, "rows": rows}
         report("all_reduce", figures, args.save)
     sys.stdout.flush()
-    os._exit(0)  # taking NCCL down would wait for the graphs
+    os._exit(0)  # destroying NCCL would wait for the graphs
 
 
 def measure(

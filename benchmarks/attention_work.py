@@ -1,6 +1,6 @@
-"""Steps of attention to time: their lengths, shuffled blocks of one pool, rotated tables.
+"""Steps of attention to time: lengths, shuffled blocks of one pool, rotating block tables.
 
-Inputs rotate over disjoint block tables, so that no replay finds its keys in L2.
+Consecutive replays use disjoint block tables, so that a replay does not find its keys in L2.
 """
 
 import random
@@ -18,7 +18,7 @@ from step_parts import graph_time
 from torch.nn import functional
 
 POOL_TOKENS = 655_360  # 2.7 GB of bf16 keys and values at 8 heads of 128
-MAX_CONTEXT = 4096  # the bound a graph is captured for, unless a length exceeds it
+MAX_CONTEXT = 4096  # the bound that a graph is captured for, unless a length exceeds it
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
         rows: (query_len, context_len) of each sequence, decode rows first.
         heads: query heads, kv heads.
         fp8: cache in e4m3.
-        block_size: tokens a block.
+        block_size: tokens per block.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Case:
 
     @property
     def read_bytes(self) -> int:
-        """Keys and values read once."""
+        """Bytes of keys and values, each read once."""
         width = self.heads[1] * self.head_dim * (1 if self.fp8 else 2)
         return 2 * width * sum(context for _, context in self.rows)
 
     @property
     def flops(self) -> int:
-        """Of both products, over what the causal mask lets each query see."""
+        """FLOPs of both products, over the keys that the causal mask permits."""
         pairs = sum(q * (c - q) + q * (q + 1) // 2 for q, c in self.rows)
         return 4 * pairs * self.head_dim * self.heads[0]
 
@@ -122,12 +122,12 @@ class Work:
         return TritonAttention(self.shape, "a benchmark")
 
     def flash(self) -> Callable[[int], torch.Tensor] | None:
-        """The same step by the FlashAttention package that is installed, over the same cache."""
+        """The same step with the installed FlashAttention package, over the same cache."""
         if self.case.fp8:
             return None
         try:
             backend = FlashAttention(self.shape, "a benchmark")
-        except ValueError:  # no package, or one that does not take these blocks
+        except ValueError:  # not installed, or it does not support these blocks
             return None
         plans = [backend.plan(step) for step in self.steps]
 
@@ -138,7 +138,7 @@ class Work:
         return attend
 
     def dense(self) -> Callable[[int], torch.Tensor] | None:
-        """torch's attention where it applies: equal rows, whose keys lie side by side, unpaged."""
+        """torch's attention, if rows are equal: it needs contiguous keys instead of blocks."""
         query, context = self.case.rows[0]
         if self.case.fp8 or set(self.case.rows) != {(query, context)} or query not in (1, context):
             return None
@@ -178,7 +178,7 @@ class Work:
         starts = step.query_start.tolist()
         worst = 0.0
         for row in range(0, len(self.case.rows), max(1, len(self.case.rows) // 4)):
-            # The last query rows alone are a step of their own: they see all but what follows.
+            # The last query rows alone are a step of their own: they see all keys before them.
             count = min(self.case.rows[row][0], 256)
             mine = slice(starts[row + 1] - count, starts[row + 1])
             lone = nk.AttentionMetadata(

@@ -1,7 +1,7 @@
 """What batch invariance costs on a CPU: a layer of the demo model, milliseconds with and without.
 
-Products are the layer's four; "library" is torch's own on weights laid out as the default reads
-them. Attention is over a cache of blocks of 256.
+Products are the layer's four; "library" is torch's own product, with weights in
+the default layout. Attention uses a cache with blocks of 256.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
 
 
 def library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """What `nk.linear` does where it need not be batch-invariant."""
+    """The product of `nk.linear` where it need not be batch-invariant."""
     if weight.is_mkldnn:
         return nk.linear(x, weight)
     if len(x) == 1:

@@ -1,9 +1,9 @@
-"""nv-cache on one core: blocks matched a second, and the cost of a step against the pool's size.
+"""nv-cache on one core: blocks matched per second, and the time of a step by the pool's size.
 
-Matching is timed on prompts whose every full block hits, hashing and pinning included; freeing is
-timed apart. A step is what a scheduler asks for 64 running sequences: room for one token and a
-publication each, one sequence finished and a new one matched, in a pool filled with cached blocks.
-Figures are the best of several rounds, as other work on the machine only ever adds time.
+Matching is timed on prompts whose full blocks all hit, hashing and pinning included; freeing is
+timed apart. A step consists of a scheduler's calls for 64 running sequences: one `extend` and one
+`publish` each, one sequence freed and a new one matched, in a pool full of cached blocks. Figures
+are the best of several rounds, because other work on the machine can only add time.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def fill(blocks: BlockManager, prompts: Sequence[Sequence[int]]) -> None:
 
 
 def match_rates(rounds: int, num_prompts: int = 64, num_blocks: int = 32) -> dict[str, int]:
-    """Blocks a second, by what holds the tokens."""
+    """Blocks per second, by the container of the tokens."""
     lists = prompts_of(num_prompts, num_blocks)
     blocks = BlockManager(num_prompts * (num_blocks + 1), BLOCK)
     fill(blocks, lists)
@@ -72,7 +72,7 @@ def match_rates(rounds: int, num_prompts: int = 64, num_blocks: int = 32) -> dic
 
 
 def publish_rate(rounds: int, num_prompts: int = 16, num_blocks: int = 32) -> int:
-    """Blocks a second that miss, get room (evicting others), are published and freed."""
+    """Blocks per second that miss, get room (evicting others), are published and freed."""
     prompts = prompts_of(2 * num_prompts, num_blocks)
     blocks = BlockManager(num_prompts * (num_blocks + 1), BLOCK)
     fill(blocks, prompts)
@@ -81,7 +81,7 @@ def publish_rate(rounds: int, num_prompts: int = 16, num_blocks: int = 32) -> in
 
 
 def packing_rates(rounds: int, num_blocks: int = 512) -> dict[str, int]:
-    """Blocks a second that a list is packed at: the larger part of matching one."""
+    """Blocks per second at which a list is packed, which is most of the time of matching it."""
     tokens = prompts_of(1, num_blocks)[0][:-1]
     layout = struct.Struct(f"{len(tokens)}I")
 
@@ -103,12 +103,12 @@ class Load:
     def __init__(self, num_blocks: int) -> None:
         self.rng = random.Random(0)
         self.blocks = BlockManager(num_blocks, 16)
-        for _ in range(num_blocks // 200):  # 249 blocks each: all of the pool, and some twice
+        for _ in range(num_blocks // 200):  # 249 blocks each: the whole pool, and some blocks twice
             fill(self.blocks, [array("I", self.rng.randbytes(4 * 16 * 250))])
         self.running = [self.start() for _ in range(64)]
 
     def start(self) -> tuple[Any, list[int]]:
-        """A prompt whose first half is shared by all."""
+        """A prompt whose first half all prompts share."""
         tokens = [*range(32), *(self.rng.randrange(VOCAB) for _ in range(32))]
         table = self.blocks.match(tokens)
         assert self.blocks.extend(table, len(tokens) - table.num_tokens)
@@ -126,7 +126,7 @@ class Load:
 
 
 def step_costs(rounds: int, sizes: Sequence[int]) -> dict[str, float]:
-    """Median microseconds a step, by the number of blocks in the pool; the best round's."""
+    """Median microseconds per step, by the number of blocks in the pool; of the best round."""
     costs = {}
     for num_blocks in sizes:
         load = Load(num_blocks)

@@ -1,8 +1,8 @@
-"""The demo model on a CPU: nv beside transformers and llama.cpp, one process each, in one run.
+"""The demo model on a CPU: nv, transformers and llama.cpp, one process each, in one run.
 
-Batch 1 is 64 tokens in and 64 out; batch 16 has mixed lengths, and only the tokens that were asked
-for count (a batched generate pads to the longest). Greedy, EOS ignored, medians.
-`uv run --group bench benchmarks/cpu.py` brings the peers.
+Batch 1 is 64 tokens in and 64 out; batch 16 has mixed lengths, and only requested tokens count (a
+batched generate pads to the longest). Greedy, EOS ignored, medians.
+`uv run --group bench benchmarks/cpu.py` installs the other engines.
 """
 
 import argparse
@@ -118,7 +118,7 @@ ENGINES = {"nv": nv, "transformers": transformers, "llama.cpp": llama_cpp}
 
 
 def measure(engine: str, dtype: str, repeats: int) -> dict[str, float]:
-    """Tokens a second of one engine, in this process."""
+    """Tokens per second of one engine, in this process."""
     run = ENGINES[engine](dtype)
     run(mixed_workload(16, 0))
     run(uniform_workload(1, 64, 8, 99))

@@ -1,6 +1,6 @@
 """The engines a benchmark can run, behind one function each: prompts as ids in, seconds out.
 
-Each is imported only when it is asked for, greedy or at temperature 0.6 with EOS ignored.
+An engine is imported only when it is used. It runs greedy or at temperature 0.6, with EOS ignored.
 """
 
 import time

@@ -1,8 +1,9 @@
-"""What an fp8 KV cache costs in exactness: a model on real text, fp8 against its own dtype.
+"""The accuracy of an fp8 KV cache: a model on real text, fp8 against the model's own dtype.
 
-Prompt tokens' log-probabilities are compared where both caches see the same text; greedy answers
-until they first differ. Runs on a CPU or a card, the demo model or any other; one without a
-tokenizer reads bytes, as `train_tiny.py` makes it, of files that its training never saw.
+The log-probabilities of prompt tokens are compared, because there both caches hold the same text;
+greedy answers are compared up to the first difference. Runs on a CPU or a card, with any model. A
+model without a tokenizer, as `train_tiny.py` makes it, reads bytes of files that were not in its
+training data.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace, dtype: str, kv_cache_dtype: str):
 
 
 def agreement(answers: list[list[int]], others: list[list[int]]) -> float:
-    """Share of tokens ahead of the first difference."""
+    """Share of tokens before the first difference."""
     same = 0
     for answer, other in zip(answers, others, strict=True):
         pairs = zip(answer, other, strict=True)

@@ -1,9 +1,9 @@
 """How often greedy bf16 picks another token than fp32: logits rounded to bf16, and not rounded.
 
-Teacher-forced, each engine reads the same text, a prompt and fp32's own greedy answer to it, and
-its likeliest token at each place is compared; running freely, an answer counts up to its first
-other token. `rounded` is a head that rounds its sums to bf16, as most engines do. The models are
-those of `fp8_accuracy.py`.
+Teacher-forced: each engine reads the same text, a prompt and fp32's greedy answer, and its
+likeliest token at each place is compared. Free: an answer counts up to its first different token.
+`rounded` is a head that rounds its sums to bf16, as most engines do. The models are those of
+`fp8_accuracy.py`.
 """
 
 import argparse

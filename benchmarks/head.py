@@ -1,6 +1,6 @@
-"""What fp32 logits cost on a card: the head, the head and a draw, and whole decode steps.
+"""The cost of fp32 logits on a card: the head, the head and a draw, and whole decode steps.
 
-bf16 and fp32 logits in turn, on the heads of Qwen3-0.6B and 8B (151,936 tokens), in CUDA graphs
+bf16 and fp32 logits alternate, on the heads of Qwen3-0.6B and 8B (151,936 tokens), in CUDA graphs
 with rotated weights; then decode steps of Qwen3-0.6B with dummy weights in two engines after
 another, with drawn tokens and with filters. `is_rounded` in nv_kernels' linear/triton/logits.py
 says which logits a step gets; a row count whose step becomes more than 1 % slower should get bf16.
@@ -70,7 +70,7 @@ def engine_ms(repeats: int) -> list[dict[str, Any]]:
                 for case in STEPS:
                     times = []
                     for _ in range(1 + repeats):
-                        seed += 1  # new prompts each time: no prefix is found
+                        seed += 1  # new prompts each time, so that no prefix is cached
                         work = uniform_workload(rows, 128, OUTPUT_LEN, seed)
                         times.append(step_ms(llm, work, parameters(case, rows, OUTPUT_LEN)))
                     row[case] = statistics.median(times[1:])
@@ -79,7 +79,7 @@ def engine_ms(repeats: int) -> list[dict[str, Any]]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """A line a case: bf16, fp32 and their ratio; of several runs of one the mean."""
+    """One line per case: bf16, fp32 and their ratio; the mean if a case has several runs."""
     print(f"\n{'':36}{'rows':>5}{'bf16':>10}{'fp32':>10}{'ratio':>8}")
     cases: dict[tuple[str, int, str, str], dict[str, list[float]]] = {}
     for row in rows:

@@ -1,8 +1,8 @@
 """Every kernel against its bound, on one card.
 
-Attention against the read and the matmul ceiling, the rest against bytes over the read rate, all
-measured in the same run; beside them FlashAttention, where a package of it is installed, and torch.
-All parts run unless some are named. `plot.py` draws what `--save` wrote.
+The bound of attention is the read or the matmul ceiling; the bound of the other kernels is bytes
+over the read rate; all are measured in the same run. FlashAttention, if installed, and torch are
+measured too. All parts run unless some are named. `plot.py` draws the file of `--save`.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """Attention kernels alone, against the read and the matmul ceiling of the same run.
 
-CUDA graphs of many launches over rotated block tables; each case is checked against the
-definition before and after it is timed. Peers: the FlashAttention package that is installed,
-through the backend `flash_attn` and over the same cache, and torch's own attention where rows are
-alike. `kernels.py` runs it.
+CUDA graphs of many launches over rotated block tables; each case is checked against the definition
+before and after it is timed. Peers: the installed FlashAttention package, through the backend
+`flash_attn` over the same cache, and torch's own attention if rows are equal. `kernels.py` runs it.
 """
 
 from dataclasses import replace
@@ -54,7 +53,7 @@ def measure(case, warm: int) -> dict[str, float]:
 
 
 def checked(work: Work, attend, launches: int, warm: int) -> tuple[float, float]:
-    """Microseconds a launch, and the relative error before or after the timing."""
+    """Microseconds per launch, and the relative error before or after the timing."""
     error = work.error(attend)
     micros = graph_microseconds(attend, launches, warm=warm)
     error = round(max(error, work.error(attend)), 6)

@@ -136,7 +136,7 @@ def gather(tokens: int, table: torch.Tensor) -> Op:
 
 
 def elementwise_rows(rate):
-    """Each kernel at a decode step's rows and at a prompt's."""
+    """Each kernel with a decode step's rows and with a prompt's."""
     layout = nk.KVLayout(POOL_TOKENS // BLOCK, BLOCK, KV_HEADS, HEAD_DIM, BF16, "NHD")
     kv, table = layout.allocate(DEVICE), random(VOCABULARY, HIDDEN)
     for tokens in (256, 8192):

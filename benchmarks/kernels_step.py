@@ -1,6 +1,6 @@
-"""Everything of a decode step but attention: products, norms, LM head, samplers, on one card.
+"""All parts of a decode step except attention: products, norms, LM head, samplers, on one card.
 
-Each row in CUDA graphs, weights and logits rotated so that nothing is read from L2 by luck,
+Each row is timed in CUDA graphs, with rotating weights and logits so that they are not in L2,
 against the bound (bytes over the read rate measured in the same run) and torch's or cuBLAS's
 version. `kernels.py` runs it.
 """
@@ -59,7 +59,7 @@ def chain_rows(rate):
             "what": "28 layers", "rows": tokens, "unit": "ms", "ours": ours,
             "without_stand_in": bare, "torch": plain, "bound": weights / rate * 1e3,
             "target": CHAIN_TARGETS.get(tokens),
-            "error": error(model.run(*model.inputs(tokens)), truth),  # a run may write over x
+            "error": error(model.run(*model.inputs(tokens)), truth),  # a run may overwrite x
             "torch_error": error(model.plain(*model.inputs(tokens)), truth),
         }  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""One request alone, 128 tokens in and 256 out: milliseconds a token after the first.
+"""One request alone, 128 tokens in and 256 out: milliseconds per token after the first.
 
-By the difference of two runs, one with `--output-len` tokens and one with `--shared-len`: what
-both have, the prompts and the steps in which not every row decodes yet, does not count.
+It is the difference of two runs, one with `--output-len` tokens and one with `--shared-len`: so the
+prompts, and the steps in which not all rows decode yet, do not count.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main(
     )
     lengths = sorted({1, args.shared_len, args.output_len})
     seconds: dict[int, list[float]] = {length: [] for length in lengths}
-    for seed in range(args.repeats + 2):  # new prompts each time: no prefix is found
+    for seed in range(args.repeats + 2):  # new prompts each time, so that no prefix is cached
         for index, length in enumerate(lengths):
             work = uniform_workload(args.batch, args.prompt_len, length, 3 * seed + index)
             seconds[length].append(run(work))

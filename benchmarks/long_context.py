@@ -1,6 +1,6 @@
-"""Decoding over long contexts: 32 sequences of 8,192 tokens, milliseconds a step of all of them.
+"""Decoding over long contexts: 32 sequences of 8,192 tokens, milliseconds per step.
 
-The first 32 tokens do not count: while prompts still come in, steps are of another kind.
+The first 32 tokens do not count, because their steps still contain prompts.
 """
 
 from latency import main

@@ -1,9 +1,9 @@
-"""Draws what kernels.py saved: each kernel's share of its bound, beside its peers' and the target.
+"""Draws the figures of kernels.py: each kernel's share of its bound, with its peers and the target.
 
     uv run --no-project --with matplotlib benchmarks/plot.py FILE... --save kernels.svg
 
-Reads the JSON alone. Several files are drawn as one: a figure of a later file replaces an earlier's
-of the same case, so that peers may come from a run of their own.
+It reads only the JSON files. Several files are merged: a figure of a later file replaces that of
+the same case in an earlier file, so that peers may come from another run.
 """
 
 import argparse
@@ -17,7 +17,7 @@ BAR = 0.8  # of a row's height, for all its bars together
 
 
 class Row(NamedTuple):
-    """One kernel: shares of its bound, from 0 to 1, by who reaches them."""
+    """One kernel: shares of its bound, from 0 to 1, by implementation."""
 
     label: str
     shares: dict[str, float]
@@ -39,7 +39,7 @@ def attention_rows(figures: dict[str, Any]) -> list[Row]:
 
 
 def step_rows(figures: dict[str, Any]) -> list[Row]:
-    """The rest against the bytes over the read rate."""
+    """The other kernels against bytes over the read rate."""
     found = []
     for row in figures.get("rows", []):
         shares = {who: row["bound"] / row[who] for who in (OURS, TARGET, "torch") if row.get(who)}
@@ -76,7 +76,7 @@ def draw(figures: dict[str, Any], sources: list[str], path: str) -> None:
 
 
 def _panel(axes: Any, rows: list[Row]) -> None:
-    """Draw a bar for each who has a time, from top to bottom, and a mark for the target."""
+    """Draw a bar per implementation with a time, from top to bottom, and a mark for the target."""
     for index, row in enumerate(rows):
         bars = [who for who in COLORS if who in row.shares]
         thickness = BAR / len(bars)
@@ -98,12 +98,12 @@ def _panel(axes: Any, rows: list[Row]) -> None:
 
 
 def source(figures: dict[str, Any]) -> str:
-    """Say which card and commit a file's figures are of."""
+    """Return the card and the commit of a file's figures."""
     return f"{figures.get('machine') or figures['card']}, commit {figures['commit']}"
 
 
 def merge(into: dict[str, Any], figures: dict[str, Any]) -> None:
-    """Add figures, of which later ones win, at every depth."""
+    """Merge figures at every depth; later ones replace earlier ones."""
     for key, value in figures.items():
         if isinstance(value, dict) and isinstance(into.get(key), dict):
             merge(into[key], value)

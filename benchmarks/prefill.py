@@ -1,4 +1,4 @@
-"""Prompts alone: tokens a second over 64 prompts of 1,024 random ids, one token each."""
+"""Prompts alone: tokens per second over 64 prompts of 1,024 random ids, one token each."""
 
 import argparse
 
@@ -23,7 +23,7 @@ def main() -> None:
     )
     times = [
         run(uniform_workload(args.batch, args.prompt_len, 1, seed))
-        for seed in range(args.repeats + 2)  # new prompts each time: no prefix is found
+        for seed in range(args.repeats + 2)  # new prompts each time, so that no prefix is cached
     ]
     seconds = sorted(times[2:])[args.repeats // 2]
     num_tokens = args.batch * args.prompt_len

@@ -1,4 +1,4 @@
-"""Where a run's time goes: the device's busy share and its kernels, by torch's profiler."""
+"""Profiles a run with torch's profiler: the device's busy share, and the time per kernel."""
 
 from collections import defaultdict
 from collections.abc import Callable

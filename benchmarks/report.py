@@ -1,4 +1,4 @@
-"""One JSON line a benchmark: the figures, and the machine, versions and commit they belong to."""
+"""One JSON line per benchmark: figures with their machine, versions and commit."""
 
 import json
 import os
@@ -51,14 +51,14 @@ def report(benchmark: str, figures: dict[str, Any], save: str | None = None) -> 
 
 
 def read_ceiling(num_bytes: int = 4 * 2**30, repeats: int = 10) -> float:
-    """Bytes a second that a large device-to-device copy moves, read and written."""
+    """Bytes per second that a large device-to-device copy moves, read and written."""
     source = torch.randint(0, 100, (num_bytes // 4,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)
     return 2 * num_bytes / _seconds(lambda: target.copy_(source), repeats)
 
 
 def matmul_ceiling(size: int = 8192, repeats: int = 10) -> float:
-    """FLOPs a second of a bf16 size x size x size product of random values."""
+    """FLOPs per second of a bf16 size x size x size product of random values."""
     a, b = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     return 2 * size**3 / _seconds(lambda: a @ b, repeats)
 

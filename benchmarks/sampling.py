@@ -1,8 +1,8 @@
-"""What sampling controls cost: milliseconds a step of a decoding batch, beside a plain one's.
+"""The cost of sampling controls: milliseconds per step of a decoding batch, against a plain one.
 
-Each case runs in the same engine, one after another: first the plain batch, before any control was
-ever used, and last the plain batch again. Times are of steps in which every row decodes, from
-results to results, so that host work counts as far as the card waits for it.
+The cases run one after another in the same engine: first the plain batch, before any control was
+used, and last the plain batch again. A time is that between the results of two steps in which every
+row decodes, so host work counts only if the card waits for it.
 """
 
 import argparse
@@ -49,7 +49,7 @@ WARM_STEPS = 4
 
 
 def small_folder() -> Path:
-    """A model that a CPU runs in no time, with the vocabulary of the others."""
+    """A model that a CPU runs fast, with the vocabulary of the others."""
     config = json.loads((model_folder("qwen3-0.6b") / "config.json").read_text())
     config |= {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
     config |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64}
@@ -82,7 +82,7 @@ def step_ms(llm: LLM, work: Workload, params: list[SamplingParams]) -> float:
 def measure(
     folder: Path, batch: int, prompt_len: int, output_len: int, repeats: int, profile: bool
 ) -> dict[str, Any]:
-    """Milliseconds a step of each case, the median of `repeats` runs, and what they say."""
+    """Milliseconds per step of each case, the median of `repeats` runs, and their summary."""
     options = {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": batch}
     figures: dict[str, Any] = {}
     seed = 0
@@ -90,13 +90,13 @@ def measure(
 
         def run(case: str, output_len: int = output_len) -> float:
             nonlocal seed
-            seed += 1  # new prompts each time: no prefix is found
+            seed += 1  # new prompts each time, so that no prefix is cached
             work = uniform_workload(batch, prompt_len, output_len, seed)
             return step_ms(llm, work, parameters(case, batch, output_len))
 
         times = {}
         for case in CASES:
-            run(case)  # compiles, captures; tables come to be
+            run(case)  # compiles, captures, allocates tables
             times[case] = [run(case) for _ in range(repeats)]
         if profile:
             cases = ("plain", "full")

@@ -1,7 +1,7 @@
 """The tables of docs/scale.md: throughput against GPUs, nodes, model size and context, on paper.
 
-Owns the tables (`--write` puts them there), and what of them was measured; times nothing and needs
-no card. Tables are of H100s where they name no card.
+Owns the tables (`--write` writes them there) and the measured figures in them. It times nothing and
+needs no card. Tables that do not name a card are for H100s.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def against_measured() -> str:
 
 
 def targets() -> str:
-    """Two cards against one (issue 6), and what a sum over the ranks must save to get there."""
+    """Two cards against one, and the time that a sum over the ranks must save for it."""
     work, rows = reference_workload(), []
     for card in (H100, H200):
         one, two = Replica("qwen3-8b", 1, card), Replica("qwen3-8b", 2, card)
@@ -151,7 +151,7 @@ def clusters() -> str:
 
 
 def tables() -> str:
-    """Everything, as docs/scale.md holds it."""
+    """All tables, as docs/scale.md contains them."""
     parts = (
         ("On paper and measured", f"{against_measured()}\n\n{targets()}"),
         ("Cards a replica", sizes()),

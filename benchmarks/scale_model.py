@@ -1,8 +1,8 @@
 """Throughput against GPUs, nodes, model size and context, on paper: a replica, a cluster of them.
 
-Owns the arithmetic and its constants, which are marked: M, ours, measured on an NVIDIA H100 80GB
-HBM3 (two of them for the sums) where no other card is named; P, published by others; E, an estimate
-that a measurement should replace. Never prints.
+Owns the arithmetic and its constants. They are marked: M, measured by us, on an NVIDIA H100 80GB
+HBM3 (two for the sums) unless another card is named; P, published by others; E, an estimate that a
+measurement should replace.
 """
 
 from bisect import bisect_left
@@ -18,19 +18,19 @@ class Card:
 
     name: str
     read: float
-    """Bytes a second."""
+    """Bytes per second."""
     flops: float
     """Of bf16 products."""
     memory: float
 
 
-H100 = Card("H100", 3.08e12, 735e12, 80e9)  # [M], but for the memory
-H200 = Card("H200", 4.2e12, 780e12, 141e9)  # [M], but for the memory
+H100 = Card("H100", 3.08e12, 735e12, 80e9)  # [M], except the memory
+H200 = Card("H200", 4.2e12, 780e12, 141e9)  # [M], except the memory
 PREFILL_SHARE = 0.7  # of a card's FLOPS that whole prefill steps reach [E]
 ATTENTION_SHARE = 0.95  # of the read that decode attention reaches on large batches [M]
-ATTENTION_FLOOR = 5.9e-6  # seconds a layer, one sequence of 1,024 tokens [M]
+ATTENTION_FLOOR = 5.9e-6  # seconds per layer, one sequence of 1,024 tokens [M]
 LAYER_EXTRA = ((1, 6.4e-6), (8, 11.2e-6), (64, 15.5e-6), (256, 25.9e-6))
-"""Rows of a step, and seconds a layer beyond reading its weights (0.6B; kernels_step.json) [M]."""
+"""Rows of a step: seconds per layer beyond reading its weights (0.6B; kernels_step.json) [M]."""
 ALL_REDUCE = ((2 << 10, 7.1e-6), (8 << 10, 8.0e-6), (64 << 10, 8.6e-6), (256 << 10, 10.1e-6))
 ALL_REDUCE_2 = (*ALL_REDUCE, (2048 << 10, 29e-6))
 """Bytes and seconds of a sum over two ranks, NCCL in a CUDA graph [M]."""
@@ -44,17 +44,17 @@ IN_NORM = (
 )
 """Bytes, and seconds beyond the norm's own, of a sum over two ranks inside the norm (two H200s;
 h200/all_reduce.json) [M]."""
-IN_NORM_ROWS = 256  # with more than two ranks, NCCL sums more rows
+IN_NORM_ROWS = 256  # with more than two ranks, NCCL sums larger steps
 HOP = {1: 0.0, 2: 1.0, 4: 1.3, 8: 1.7}  # a sum's latency on more ranks, against two [E]
-LINK = 300e9  # bytes a second of a large sum over NVLink [E]
+LINK = 300e9  # bytes per second of a large sum over NVLink [E]
 MEMORY_SHARE = 0.9
 OVERHEAD = 4e9  # bytes of a card for activations and graphs [E]
 
 GPUS_A_NODE = 8
-STORE = 100e9  # bytes a second that shared storage gives to all nodes together [E]
-NETWORK = 25e9  # bytes a second into a node [E]
+STORE = 100e9  # bytes per second that shared storage gives to all nodes together [E]
+NETWORK = 25e9  # bytes per second into a node [E]
 BATCH_ROWS = 1024
-FAILURES = 419 / (54 * 24 * 16384)  # a GPU and hour: Llama 3's 54 days on 16,384 H100s [P]
+FAILURES = 419 / (54 * 24 * 16384)  # per GPU and hour: Llama 3's 54 days on 16,384 H100s [P]
 RECOVERY = 45.0  # seconds until a lost replica's work runs again: 20 to notice, 25 to start [E]
 ROW_BYTES = 8e3  # a prompt and its answer as text [E]
 
@@ -88,12 +88,12 @@ class Replica:
 
     @property
     def resident_bytes(self) -> int:
-        """Of the weights, all ranks together."""
+        """Bytes of the weights, on all ranks together."""
         return 2 * (self.body + self.head * (1 if self.shape[5] else 2))
 
     @property
     def kv_token_bytes(self) -> float:
-        """A token's keys and values on one rank; a head is not divided."""
+        """A token's keys and values on one rank; a head is not split."""
         layers, _, _, _, kv_heads, _ = self.shape
         return 2 * layers * max(kv_heads / self.ranks, 1) * HEAD_DIM * 2
 
@@ -108,7 +108,7 @@ class Replica:
         num_bytes = tokens * self.shape[1] * 2
         if self.ranks > 2 and tokens > IN_NORM_ROWS:
             return self.all_reduce(num_bytes)
-        sent = (self.ranks - 1) * num_bytes  # to each other rank, all of it [E beyond two]
+        sent = (self.ranks - 1) * num_bytes  # the whole part goes to each other rank [E beyond two]
         last_bytes, last = IN_NORM[-1]
         return between(IN_NORM, sent) + max(sent - last_bytes, 0) * last / last_bytes
 
@@ -183,12 +183,12 @@ class Cluster:
 
     @property
     def driver_tasks_per_second(self) -> float:
-        """Batches that one Ray Data driver hands out."""
+        """Batches that one Ray Data driver distributes."""
         return self.prompts_per_second / BATCH_ROWS
 
     @property
     def batch_seconds(self) -> float:
-        """Of a batch on its replica, which is also what a lost replica loses at most."""
+        """Seconds of a batch on its replica, which is also the most that a lost replica loses."""
         return BATCH_ROWS * self.replica_seconds / len(reference_workload().prompts)
 
     @property
@@ -203,7 +203,7 @@ class Cluster:
 
     @property
     def lost_share(self) -> float:
-        """Of all work: a failed node loses a batch on each card, and the time to start again."""
+        """Share of all work: a failed node loses a batch per card, and the time of a new start."""
         lost = self.batch_seconds + RECOVERY
         return self.failures_per_hour / 3600 * lost / self.nodes
 

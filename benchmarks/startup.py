@@ -1,4 +1,4 @@
-"""From the LLM(...) call to the first token, imports apart; a second run has warm kernel caches."""
+"""Time from the LLM(...) call to the first token, without imports; run twice for warm caches."""
 
 import argparse
 import time

@@ -1,4 +1,4 @@
-"""Shared by the kernels' benchmarks: graph timing, the read ceiling, layers, the chain."""
+"""Parts of the kernel benchmarks: graph timing, the read ceiling, a model's layers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _read_kernel(x, out, BLOCK: tl.constexpr, LOOP: tl.constexpr):
 
 
 def read_ceiling(gib=2):
-    """Bytes a second that a plain read reaches."""
+    """Bytes per second that a plain read reaches."""
     x = torch.randint(0, 1 << 30, (gib << 28,), dtype=torch.int32, device=DEVICE)
     programs = x.numel() // (4096 * 4)
     out = torch.empty(programs, dtype=torch.int32, device=DEVICE)
@@ -84,7 +84,7 @@ def _copy_kernel(x, out, n, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 
 def stand_in(queries):
-    """A copy where attention will be."""
+    """A copy in place of attention."""
     out = torch.empty_like(queries)
     n = queries.numel()
     options = dependent_launch(queries)
@@ -150,7 +150,7 @@ class Model:
         return x, positions, slots
 
     def run(self, x, positions, slots, weight=TritonDense, attend=stand_in):
-        """All layers, attention replaced by a copy of its queries; the last norm's total."""
+        """All layers, with a copy of the queries as attention; returns the last total."""
         stream = Stream(x)
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv, stream = norm_linear(stream, layer.attention_norm, weight(layer.qkv))

@@ -1,7 +1,7 @@
 """Trains the small Qwen3 that numerics tests run: bytes of Python's own standard library.
 
-Its weights are not noise, so that what an fp8 cache or bf16 costs can be read from it. Plain
-PyTorch and transformers; nothing is fetched. Ids below 256 are bytes, END begins and ends a file.
+Its weights are not noise, so that it shows the errors of an fp8 cache or of bf16. It uses plain
+PyTorch and transformers and downloads nothing. Ids below 256 are bytes; END begins and ends a file.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 END = 256
 CONTEXT = 512
-HELD_OUT_SHARE = 20  # one file in so many
-SKIPPED = {  # not on every machine, tables, or another project's
+HELD_OUT_SHARE = 20  # one file in this many is held out
+SKIPPED = {  # absent on some machines, tables, or from another project
     "__pycache__", "dist-packages", "encodings", "ensurepip", "lib2to3", "site-packages", "test",
     "tests", "idle_test",
 }  # fmt: skip
@@ -97,7 +97,7 @@ def bits_per_byte(model: Qwen3ForCausalLM, num_passages: int, device: str) -> fl
 
 
 def train(model: Qwen3ForCausalLM, args: argparse.Namespace) -> int:
-    """Run the steps, or as many as fit into --seconds; returns how many they were."""
+    """Run the steps, or as many as fit into --seconds; returns the number of steps."""
     text = token_ids(held_out=False).to(args.device)
     window = torch.arange(CONTEXT + 1, device=args.device)
     generator = torch.Generator(args.device).manual_seed(args.seed)

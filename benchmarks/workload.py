@@ -1,7 +1,7 @@
-"""What the benchmarks run: model shapes with dummy weights, the reference workload, and its bound.
+"""The workloads of the benchmarks: model shapes with dummy weights, requests, and their bound.
 
-Owns shapes and arithmetic; times nothing. The bound counts bytes and FLOPs that any engine must
-move: every weight once a step, every cached token once a step, every prompt token's FLOPs.
+The bound counts the bytes and FLOPs that every engine needs: each weight once per step, each cached
+token once per step, and the FLOPs of each prompt token.
 """
 
 import json
@@ -62,7 +62,7 @@ class Workload:
 def reference_workload(num_seqs: int = 256, seed: int = 0) -> Workload:
     """nano-vLLM's bench.py, draw for draw: 142,827 prompt and 133,966 output tokens at 256.
 
-    Another seed gives a workload of the same kind, to warm up on prompts that no cache then knows.
+    Another seed gives a similar workload, to warm up with prompts that no cache contains.
     """
     rng = random.Random(seed)
     prompts = [
@@ -103,8 +103,8 @@ def bound_seconds(
     Args:
         name: one of QWEN3, in bf16.
         work: what to run.
-        bandwidth: bytes a second that the card reads.
-        flops: dense bf16 FLOPs a second that it reaches.
+        bandwidth: bytes per second that the card reads.
+        flops: dense bf16 FLOPs per second that it reaches.
         kv_bytes: bytes of one cached element.
     """
     layers, _, _, q_heads, _, _ = QWEN3[name]
