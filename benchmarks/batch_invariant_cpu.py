@@ -1,4 +1,4 @@
-"""What batch invariance costs on a CPU: a layer of the demo model, milliseconds with and without.
+"""The cost of batch invariance on a CPU: a layer of the demo model, milliseconds with and without.
 
 Products are the layer's four; "library" is torch's own product, with weights in
 the default layout. Attention uses a cache with blocks of 256.

@@ -1,4 +1,4 @@
-"""The engines a benchmark can run, behind one function each: prompts as ids in, seconds out.
+"""The engines that a benchmark can run, each as one function: prompts as ids in, seconds out.
 
 An engine is imported only when it is used. It runs greedy or at temperature 0.6, with EOS ignored.
 """

@@ -3,8 +3,8 @@
 bf16 and fp32 logits alternate, on the heads of Qwen3-0.6B and 8B (151,936 tokens), in CUDA graphs
 with rotated weights; then decode steps of Qwen3-0.6B with dummy weights in two engines after
 another, with drawn tokens and with filters. `is_rounded` in nv_kernels' linear/triton/logits.py
-says which logits a step gets; a row count whose step becomes more than 1 % slower should get bf16.
-Prints a table last.
+decides which logits a step gets; a row count whose step becomes more than 1 % slower should get
+bf16. Prints a table last.
 """
 
 import argparse

@@ -249,7 +249,7 @@ class BlockManager:
         self._stats.hit_tokens += table.num_cached
 
     def _copy_part(self, table: BlockTable, source: int, num_tokens: int) -> None:
-        """Give the table a block for a copy of `source`'s beginning, if one is free for it."""
+        """Add to the table a block for a copy of `source`'s beginning, if one is free for it."""
         if self._pool.num_free <= self._pool.is_free(source):
             return  # pinning the source takes the last free block
         self._pool.pin(source)

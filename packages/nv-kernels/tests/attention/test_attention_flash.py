@@ -19,7 +19,7 @@ SHAPE = AttentionShape(torch.device("cpu"), torch.bfloat16, 4, 2, 64, 256)
 
 @pytest.fixture
 def only(monkeypatch):
-    """Choose which of the packages can be imported, whatever is installed."""
+    """Choose which of the packages can be imported, also those that are not installed."""
 
     def have(*names):
         for name, make in MODULES.items():

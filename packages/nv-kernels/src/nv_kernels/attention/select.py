@@ -57,7 +57,7 @@ def attention_backend(
         block_size: tokens per block.
 
     Returns:
-        The backend; its `.reason` says why it was picked.
+        The backend; its `.reason` explains the choice.
 
     Raises:
         ValueError: an unknown name, a backend that cannot run on the device, a size below 1,

@@ -63,8 +63,8 @@ def widen_kv_kernel(
         return
     index = first // BLOCK_SIZE
     if head == 0:
-        told = out_tables_ptr + (first_row + row) * width + index
-        tl.store(told, row * width + index)
+        entry = out_tables_ptr + (first_row + row) * width + index
+        tl.store(entry, row * width + index)
     table = block_tables_ptr + (first_row + row).to(tl.int64) * table_stride
     block = tl.load(table + index).to(tl.int64)
     token = first % BLOCK_SIZE + tl.arange(0, TILE)

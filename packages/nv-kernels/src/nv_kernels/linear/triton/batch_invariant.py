@@ -3,7 +3,7 @@
 Every token's products are summed in one order, which depends on the weight's shape alone: K is
 divided into SPLITS parts; each part is summed by dots of BLOCK_K columns, in order, in fp32; then
 the parts are added, in order. With few tokens the parts are spread over programs, whose partials
-the next kernel adds; with many tokens a program computes all parts of its tile and adds them in
+the next kernel adds; with many tokens, a program computes all parts of its tile and adds them in
 registers. Both ways compute the same dots, of the same shape, and the same sums.
 """
 

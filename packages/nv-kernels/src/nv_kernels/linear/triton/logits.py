@@ -32,7 +32,7 @@ def logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         weight: [V, E], in hidden's dtype.
 
     Returns:
-        [R, V] fp32, or in hidden's dtype where `is_rounded` says so; accumulated in fp32.
+        [R, V] fp32, or in hidden's dtype if `is_rounded`; accumulated in fp32.
     """
     dtype = hidden.dtype if is_rounded(*hidden.shape) else torch.float32
     form, hidden = form_for(hidden, weight), hidden.contiguous()
