@@ -15,7 +15,15 @@ FOLDERS = (
     "packages/nv-kernels/src",
     "packages/nv-kernels/tests",
 )
-FILES = ("packages/nv-cache/README.md", "packages/nv-kernels/README.md")
+FILES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "packages/nv-cache/README.md",
+    "packages/nv-kernels/README.md",
+    *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")),
+)
 SUFFIXES = {".py", ".h", ".cpp"}
 
 COUNTED = (
