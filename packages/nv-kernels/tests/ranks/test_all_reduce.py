@@ -5,6 +5,7 @@ ranks run the kernel, each on a stream of its own. nv-engine tests two cards.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 
 import nv_kernels as nk
@@ -34,7 +35,11 @@ def peers_of(size, width, device=DEVICE, max_rows=MAX_ROWS):
         torch.full(shape, nk.PeerBuffers.EMPTY, dtype=torch.int32, device=device)
         for _ in range(size)
     ]
-    return [nk.PeerBuffers.over(rank, buffers) for rank in range(size)]
+    addresses = [buffer.data_ptr() for buffer in buffers]
+    return [
+        replace(nk.PeerBuffers.at(rank, own, addresses), buffers=tuple(buffers))
+        for rank, own in enumerate(buffers)
+    ]
 
 
 def expected_of(parts, residual, weight):

@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -62,12 +62,6 @@ class PeerBuffers:
         """
         counts = torch.zeros(own.shape[2], dtype=torch.int32, device=own.device)
         return cls(rank, own, torch.tensor(addresses, dtype=torch.int64, device=own.device), counts)
-
-    @classmethod
-    def over(cls, rank: int, buffers: Sequence[torch.Tensor]) -> PeerBuffers:
-        """Make the record like `at`, if this process has all ranks' buffers."""
-        one = cls.at(rank, buffers[rank], [buffer.data_ptr() for buffer in buffers])
-        return replace(one, buffers=tuple(buffers))
 
     @property
     def size(self) -> int:
