@@ -11,7 +11,7 @@ from typing import Any
 import nv_kernels as nk
 import torch
 import torch.multiprocessing as mp
-from nv_engine.device import distributed
+from nv_engine.device import rendezvous
 from nv_engine.device.peers import open_peers
 from nv_engine.executor.process import PAIR_ROWS
 from nv_models import TensorParallel
@@ -85,8 +85,8 @@ class Sums:
 def run_rank(rank: int, size: int, port: int, args: argparse.Namespace) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    store = distributed.find_store(distributed.LOOPBACK, port)
-    parallel = TensorParallel(rank, size, distributed.join(store, rank, size, device))
+    store = rendezvous.find_store(rendezvous.LOOPBACK, port)
+    parallel = TensorParallel(rank, size, rendezvous.join(store, rank, size, device))
     peers = open_peers(store, parallel, device, PAIR_ROWS, args.width)
     parallel = TensorParallel(rank, size, parallel.group, peers)
     rows = [measure(parallel, each, args, device) for each in ROWS]
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--save")
     args = parser.parse_args()
-    store = distributed.open_store()
+    store = rendezvous.open_store()
     mp.spawn(run_rank, (args.cards, store.port, args), nprocs=args.cards)
 
 

@@ -12,8 +12,8 @@ from nv_engine.device import inputs
 from nv_engine.device.buckets import LARGE_STEP_COUNT, Buckets
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.slots import Slots
+from nv_engine.device.start import start_runner
 from nv_engine.device.upload import upload
-from nv_engine.device.worker import Worker
 from nv_engine.mixed import MixedSteps
 
 CPU = torch.device("cpu")
@@ -56,18 +56,19 @@ def mixed():
 
 @pytest.fixture
 def graphs(monkeypatch, mixed):
-    """Every worker started from now on pads its steps; a list of their graphs."""
+    """Every runner started from now on pads its steps; a list of their graphs."""
     made = []
 
-    def start(worker, config, *rest):
-        plain_start(worker, config, *rest)
-        worker.mixed_steps = mixed
-        worker._runner.use_graphs(sizes.Buckets(config.max_num_seqs, worker.max_model_len, mixed))
-        made.append(worker._runner._graphs)
+    def start(config):
+        runner = start_runner(config)
+        runner.facts = replace(runner.facts, mixed_steps=mixed)
+        buckets = sizes.Buckets(config.max_num_seqs, runner.facts.max_model_len, mixed)
+        runner.use_graphs(buckets)
+        made.append(runner._graphs)
+        return runner
 
-    plain_start = Worker.__init__
     monkeypatch.setattr("nv_engine.device.runner.Graphs", EagerGraphs)
-    monkeypatch.setattr(Worker, "__init__", start)
+    monkeypatch.setattr("nv_engine.executor.local.start_runner", start)
     return made
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from nv_engine.config import EngineConfig
-from nv_engine.device.worker import num_ids
+from nv_engine.device.start import num_ids
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
 

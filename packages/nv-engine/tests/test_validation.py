@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from nv_engine import Engine, EngineConfig
-from nv_engine.executor.base import ModelFacts
+from nv_engine.facts import ModelFacts
 from nv_engine.params import SamplingParams
 from nv_engine.validation import check_params, plain_prompt
 

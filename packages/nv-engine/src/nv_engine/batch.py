@@ -4,7 +4,6 @@ Owns nothing; names no tensor. A batch is a list of chunks: decoding is a chunk 
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from nv_engine.params import SamplingParams
@@ -105,5 +104,5 @@ class StepResult(NamedTuple):
     broken: Collection[int] = ()
     """Slots whose chunk gave logits with NaN or infinity, though it drew nothing: of a chunk that
     does not sample those of its last token, and those behind prompt log-probabilities."""
-    failed: Mapping[int, str] = MappingProxyType({})
+    failed: Mapping[int, str] | None = None
     """Why, by slot: sequences whose parameters could not be taken in. Their tokens mean nothing."""

@@ -11,7 +11,7 @@ from operator import index as as_index
 
 import numpy as np
 
-from nv_engine.executor.base import ModelFacts
+from nv_engine.facts import ModelFacts
 from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
 from nv_engine.values import integer

@@ -11,8 +11,9 @@ from unittest.mock import patch
 import nv_kernels as nk
 import torch
 from nv_engine.batch import StepResult
-from nv_engine.device import worker as worker_module
-from nv_engine.device.worker import Worker
+from nv_engine.device import start
+from nv_engine.device.start import start_runner
+from nv_engine.facts import ModelFacts
 
 
 class Done:
@@ -28,9 +29,9 @@ class Done:
 class Echo:
     """Draws, for each step, the sum of the batch's tokens as every rank sees it."""
 
-    vocab_size, eos_token_ids, max_model_len, num_blocks, block_size = 1000, (), 100, 10, 16
-    own_model_len = 100
-    mixed_steps = num_ids = None
+    facts = ModelFacts(
+        vocab_size=1000, eos_token_ids=(), max_model_len=100, num_blocks=10, block_size=16
+    )
 
     def __init__(self, config, parallel):
         self.parallel = parallel
@@ -44,8 +45,7 @@ class Recording:
     """A worker whose draws are written down, a line a step."""
 
     def __init__(self, worker, path):
-        self.__dict__.update({name: getattr(worker, name) for name in FACTS})
-        self.worker, self.path = worker, path
+        self.facts, self.worker, self.path = worker.facts, worker, path
 
     def run(self, batch):
         pending = self.worker.run(batch)
@@ -54,22 +54,10 @@ class Recording:
         return pending
 
 
-FACTS = (
-    "vocab_size",
-    "eos_token_ids",
-    "max_model_len",
-    "num_blocks",
-    "block_size",
-    "own_model_len",
-    "mixed_steps",
-    "num_ids",
-)
-
-
 def record(folder, memory, config, parallel):
     """A real worker on a rank with `memory[rank]` bytes; its draws go to folder/ids.RANK."""
-    with patch.object(worker_module, "available_host_memory", lambda: memory[parallel.rank]):
-        worker = Worker(config, parallel)
+    with patch.object(start, "available_host_memory", lambda: memory[parallel.rank]):
+        worker = start_runner(config, parallel)
     return Recording(worker, Path(folder) / f"ids.{parallel.rank}")
 
 
@@ -77,7 +65,7 @@ class Interrupting:
     """A worker that sends Ctrl-C to the waiting caller in the middle of some of rank 0's steps."""
 
     def __init__(self, worker, rank):
-        self.__dict__.update({name: getattr(worker, name) for name in FACTS})
+        self.facts = worker.facts
         self.worker, self.rank, self.num_steps = worker, rank, 0
 
     def run(self, batch):
@@ -89,19 +77,19 @@ class Interrupting:
 
 
 def interrupt(config, parallel):
-    return Interrupting(Worker(config, parallel), parallel.rank)
+    return Interrupting(start_runner(config, parallel), parallel.rank)
 
 
 def raise_on(rank, error, config, parallel):
     if parallel.rank == rank:
         raise error
-    return Worker(config, parallel)
+    return start_runner(config, parallel)
 
 
 def exit_on(rank, config, parallel):
     if parallel.rank == rank:
         os._exit(3)
-    return Worker(config, parallel)
+    return start_runner(config, parallel)
 
 
 class Odd(Exception):

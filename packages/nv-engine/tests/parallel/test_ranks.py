@@ -14,8 +14,8 @@ import torch
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Batch, Chunk
 from nv_engine.executor import process
+from nv_engine.executor.parallel import Patience
 from nv_engine.executor.process import ProcessExecutor
-from nv_engine.executor.ranked import Patience
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_orphans")]
 
@@ -238,7 +238,7 @@ def test_an_engine_without_a_reference_ends_its_ranks(config, child_processes):
 
 def test_without_ray_the_error_names_the_extra(checkpoint, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("ray", "ray_rank"):
+    for name in ("ray", "ray_actor"):
         monkeypatch.delitem(sys.modules, f"nv_engine.executor.{name}", raising=False)
     config = EngineConfig(model=str(checkpoint), distributed_executor_backend="ray")
     with pytest.raises(ModuleNotFoundError, match=r'pip install "nv-engine\[ray\]"'):

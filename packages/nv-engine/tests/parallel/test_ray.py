@@ -16,7 +16,7 @@ from nv_engine.batch import Batch, Chunk
 
 ray = pytest.importorskip("ray")  # in the package's test group; not on every machine with cards
 
-from nv_engine.executor import ray_rank  # noqa: E402
+from nv_engine.executor import ray_actor  # noqa: E402
 from nv_engine.executor.ray import RayExecutor  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 from ray.util import placement_group_table  # noqa: E402
@@ -143,7 +143,7 @@ def test_a_rank_that_fails_at_start(config):
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"", None])
 def test_a_stranger_at_a_rank_s_port_is_sent_away(config, monkeypatch, words):
     """It may say what it likes, leave at once, or stay and say nothing."""
-    strangers, connect = [], ray_rank.Client
+    strangers, connect = [], ray_actor.Client
 
     def after_a_stranger(address):
         strangers.append(socket.create_connection(address))
@@ -152,7 +152,7 @@ def test_a_stranger_at_a_rank_s_port_is_sent_away(config, monkeypatch, words):
             strangers[-1].close()
         return connect(address)
 
-    monkeypatch.setattr(ray_rank, "Client", after_a_stranger)
+    monkeypatch.setattr(ray_actor, "Client", after_a_stranger)
     executor = RayExecutor(config(tensor_parallel_size=2), rank_workers.Echo)
     assert executor.submit(Batch((Chunk(0, 0, 1, (7,), samples=True),))).result().token_ids == [
         [7, 7]

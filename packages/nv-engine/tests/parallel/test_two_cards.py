@@ -8,8 +8,8 @@ import pytest
 import rank_workers
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_engine.batch import Batch, Chunk
+from nv_engine.executor.parallel import Patience
 from nv_engine.executor.process import ProcessExecutor
-from nv_engine.executor.ranked import Patience
 
 pytestmark = [pytest.mark.gpu, pytest.mark.multigpu]
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)

@@ -6,7 +6,7 @@ from fake_executor import FakeExecutor
 from fake_model import EOS, VOCAB, said_of, truth
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
-from nv_engine.executor.base import ModelFacts
+from nv_engine.facts import ModelFacts
 from nv_engine.params import SamplingParams
 from nv_engine.scheduling.sequence import draw_key
 

@@ -12,7 +12,7 @@ import torch
 from nv_models import TensorParallel
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from nv_engine.device.distributed import smallest
+from nv_engine.device.rendezvous import smallest
 
 DRIVER = "libcuda.so.1"
 LAZY_ENABLE_PEER_ACCESS = 1

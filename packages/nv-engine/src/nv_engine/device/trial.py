@@ -1,4 +1,4 @@
-"""Trial steps: what a worker runs before there is a KV cache, to compile kernels and see memory.
+"""Trial steps: run at the start, before there is a KV cache, to compile kernels and measure memory.
 
 Owns which steps those are. Never runs one.
 """

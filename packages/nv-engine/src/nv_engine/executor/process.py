@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from nv_engine.config import EngineConfig
-from nv_engine.device import distributed
-from nv_engine.device.worker import Worker, choose_device
-from nv_engine.executor.rank import MakeWorker, RankSpec
-from nv_engine.executor.ranked import Patience, RankedExecutor, located
-from nv_engine.executor.ranks import Ranks
+from nv_engine.device import rendezvous
+from nv_engine.device.start import choose_device, start_runner
+from nv_engine.executor.member import MakeWorker, RankSpec
+from nv_engine.executor.parallel import ParallelExecutor, Patience, located
 from nv_engine.executor.spawn import SpawnedRank
+from nv_engine.executor.watch import RankWatch
 
 PEER_ROWS = 256
 """Most tokens of a step whose sums go through memory that the cards write into each other.
@@ -28,13 +28,13 @@ START_SECONDS = 120.0
 """For a process to start and import torch."""
 
 
-class ProcessExecutor(RankedExecutor):
+class ProcessExecutor(ParallelExecutor):
     """Runs batches on `tensor_parallel_size` ranks of this host."""
 
     def __init__(
         self,
         config: EngineConfig,
-        make_worker: MakeWorker = Worker,
+        make_worker: MakeWorker = start_runner,
         patience: Patience | None = None,
     ) -> None:
         """Start the ranks and load the model.
@@ -54,8 +54,8 @@ class ProcessExecutor(RankedExecutor):
         size = config.tensor_parallel_size
         peer_rows = PAIR_ROWS if size == 2 else PEER_ROWS
         num_threads = max(1, torch.get_num_threads() // size)
-        self._store = distributed.open_store()  # where the ranks meet
-        address = (distributed.LOOPBACK, self._store.port)
+        self._store = rendezvous.open_store()  # where the ranks meet
+        address = (rendezvous.LOOPBACK, self._store.port)
         specs = [
             RankSpec(
                 config,
@@ -72,7 +72,7 @@ class ProcessExecutor(RankedExecutor):
         super().__init__(spawn(specs), patience=patience)
 
 
-def spawn(specs: Sequence[RankSpec]) -> Ranks:
+def spawn(specs: Sequence[RankSpec]) -> RankWatch:
     """Start a process a spec, and wait until all are up.
 
     Raises:
@@ -84,9 +84,9 @@ def spawn(specs: Sequence[RankSpec]) -> Ranks:
     except BaseException:
         for rank in started:
             rank.kill()
-            rank.bury()
+            rank.reap()
         raise
-    ranks = Ranks(started, len(specs))
+    ranks = RankWatch(started, len(specs))
     deadline = time.monotonic() + START_SECONDS
     try:
         while not ranks.reached("up"):

@@ -13,11 +13,11 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from nv_engine.config import EngineConfig
-from nv_engine.device.worker import Worker
-from nv_engine.executor.rank import MakeWorker, RankSpec
-from nv_engine.executor.ranked import Patience, RankedExecutor, located
-from nv_engine.executor.ranks import Ranks
-from nv_engine.executor.ray_rank import Actor, Place, RayRank, Seat
+from nv_engine.device.start import start_runner
+from nv_engine.executor.member import MakeWorker, RankSpec
+from nv_engine.executor.parallel import ParallelExecutor, Patience, located
+from nv_engine.executor.ray_actor import Actor, RankActor, RankAddress, RayRank
+from nv_engine.executor.watch import RankWatch
 
 PLACE_SECONDS = 60.0
 """For the cluster to have room for all ranks at once."""
@@ -25,7 +25,7 @@ START_SECONDS = 120.0
 """For a process to start and import torch."""
 
 
-class RayExecutor(RankedExecutor):
+class RayExecutor(ParallelExecutor):
     """Runs batches on `tensor_parallel_size` ranks, wherever in a Ray cluster they find room.
 
     All ranks are on one node if a node has that many cards (or cores, for a CPU), else on as few as
@@ -36,7 +36,7 @@ class RayExecutor(RankedExecutor):
     def __init__(
         self,
         config: EngineConfig,
-        make_worker: MakeWorker = Worker,
+        make_worker: MakeWorker = start_runner,
         patience: Patience | None = None,
     ) -> None:
         """Place the ranks and load the model; connects to Ray as `ray.init()` does, if need be.
@@ -58,8 +58,8 @@ class RayExecutor(RankedExecutor):
         config = replace(config, device="cuda:0" if resource == "GPU" else "cpu")
         group = _reserve(config.tensor_parallel_size, resource)
         try:
-            ranks = Ranks(
-                _seated(config, make_worker, group, resource), config.tensor_parallel_size
+            ranks = RankWatch(
+                _start_ranks(config, make_worker, group, resource), config.tensor_parallel_size
             )
         except BaseException:
             _release(group)
@@ -101,7 +101,7 @@ def _reserve(size: int, resource: str) -> Any:  # noqa: ANN401  # Ray's Placemen
     return group
 
 
-def _seated(
+def _start_ranks(
     config: EngineConfig,
     make_worker: MakeWorker,
     group: Any,  # noqa: ANN401
@@ -109,9 +109,9 @@ def _seated(
 ) -> list[RayRank]:
     """Start every rank, and have it load its shard."""
     size, key = config.tensor_parallel_size, secrets.token_bytes(32)
-    seat = ray.remote(Seat)
+    remote_actor = ray.remote(RankActor)
     actors: list[Actor] = [
-        seat.options(
+        remote_actor.options(
             num_cpus=int(resource == "CPU"),
             num_gpus=int(resource == "GPU"),
             scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -120,7 +120,7 @@ def _seated(
         ).remote(key, rank == 0)
         for rank in range(size)
     ]
-    places: list[Place] = []
+    places: list[RankAddress] = []
     started: list[RayRank] = []
     try:
         asked = [actor.place.remote() for actor in actors]

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from nv_engine.batch import Batch
 
 
-class Ticket:
+class QueuedStep:
     """Stands for a step that was queued.
 
     Attributes:
@@ -30,18 +30,18 @@ class Sender:
         """Begin; `send` gives every rank a message."""
         self.error: BaseException | None = None
         """What ended the thread, if an error did."""
-        self._queue: SimpleQueue[tuple[Batch, Ticket] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Batch, QueuedStep] | None] = SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(
             target=self._serve, args=(send,), name="nv_engine sender", daemon=True
         )
         self._thread.start()
 
-    def submit(self, batch: Batch) -> Ticket:
+    def submit(self, batch: Batch) -> QueuedStep:
         """Queue a batch."""
-        ticket = Ticket()
-        self._queue.put((batch, ticket))
-        return ticket
+        step = QueuedStep()
+        self._queue.put((batch, step))
+        return step
 
     def close(self, timeout: float) -> bool:
         """Send nothing more; True if the thread ended within `timeout` seconds."""
@@ -54,9 +54,9 @@ class Sender:
         num_steps = 0
         try:
             while (queued := self._queue.get()) is not None and not self._is_closed.is_set():
-                batch, ticket = queued
+                batch, step = queued
                 num_steps += 1
-                ticket.number = num_steps
+                step.number = num_steps
                 send(pickle.dumps(batch))
         except BaseException as error:  # the caller hears of it
             self.error = error

@@ -14,11 +14,11 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from nv_engine.executor.rank import RankSpec, serve
+from nv_engine.executor.member import RankSpec, serve
 
 PARENT_CHECK_SECONDS = 0.5
 ENDING_SECONDS = 1.0
-BURY_SECONDS = 5.0
+REAP_SECONDS = 5.0
 """For the system to take down a killed process; a driver may take a while to free a card."""
 ENTRY = "from nv_engine.executor.spawn import main; main()"
 
@@ -68,9 +68,9 @@ class SpawnedRank:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(seconds, 0))
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """After `kill`: wait until it is gone, unless the system cannot end it."""
-        self.wait(BURY_SECONDS)
+        self.wait(REAP_SECONDS)
 
     def ending(self) -> str:
         """How a process that closed its pipe ended."""

@@ -4,7 +4,7 @@ Owns the choice. Never runs a step.
 """
 
 from nv_engine.config import EngineConfig
-from nv_engine.executor.base import Executor
+from nv_engine.executor.executor import Executor
 from nv_engine.executor.local import LocalExecutor
 from nv_engine.executor.process import ProcessExecutor
 

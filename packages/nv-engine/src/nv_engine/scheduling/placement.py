@@ -109,7 +109,7 @@ class Placement:
             said += tokens
         for slot in result.broken:
             self.running[slot].break_off()
-        for slot, why in result.failed.items():
+        for slot, why in (result.failed or {}).items():
             self.running[slot].fault = why
 
     def burst(self, most: int) -> int:

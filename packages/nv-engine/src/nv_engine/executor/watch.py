@@ -1,4 +1,4 @@
-"""Ranks: the processes of an engine, as the process that started them sees them.
+"""RankWatch: the processes of an engine, as the process that started them sees them.
 
 Owns their connections: messages out, reports and signs of life in, and what a failure is called. A
 thread reads, for a Ctrl-C that hits the caller must not lose half a report. Never looks into a
@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Protocol
 
-from nv_engine.executor.rank import PING, Report
+from nv_engine.executor.member import PING, Report
 from nv_engine.log import receive
 
 if TYPE_CHECKING:
     from nv_engine.batch import StepResult
-    from nv_engine.executor.base import ModelFacts
+    from nv_engine.facts import ModelFacts
 
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 1.0
 """After the first sign of a failure: for the other ranks to say what they know of it."""
 
 
-class Handle(Protocol):
+class RankHandle(Protocol):
     """A started rank."""
 
     number: int
@@ -52,7 +52,7 @@ class Handle(Protocol):
         """Give it time to end by itself, once its connection is closed."""
         ...
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """After `kill`: wait until it is gone, but not for ever."""
         ...
 
@@ -63,7 +63,7 @@ class Handle(Protocol):
 
 @dataclass
 class _Rank:
-    handle: Handle
+    handle: RankHandle
     stage: str = "started"
     failed: Report | None = None
     is_dead: bool = False
@@ -74,10 +74,10 @@ class _Rank:
     is_sending: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Ranks:
+class RankWatch:
     """The started ranks of one engine. `send` may be called from another thread than the rest."""
 
-    def __init__(self, handles: Sequence[Handle], size: int) -> None:
+    def __init__(self, handles: Sequence[RankHandle], size: int) -> None:
         """Listen to ranks that have been started, of `size`."""
         self.size = size
         self.facts: ModelFacts | None = None
@@ -240,7 +240,7 @@ class Ranks:
         finally:
             self.kill()
             for rank in self._ranks:
-                rank.handle.bury()
+                rank.handle.reap()
                 _shut(rank.handle.connection, socket.SHUT_RDWR)
             self._reader.join()  # every connection has ended
             for rank in self._ranks:

@@ -1,4 +1,4 @@
-"""RankedExecutor: an engine's steps on several ranks, wherever they run.
+"""ParallelExecutor: an engine's steps on several ranks, wherever they run.
 
 Owns what a failure of any rank means: the executor is dead, says why from then on, and leaves
 nothing behind. Never starts a rank: its children do. Never touches a device: every rank is a
@@ -16,10 +16,11 @@ from nv_models import ModelConfig, TensorParallel, resolve
 
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
-from nv_engine.executor.base import ModelFacts, Pending
+from nv_engine.executor.executor import Pending
 from nv_engine.executor.loss import DeviceLost
-from nv_engine.executor.ranks import POLL_SECONDS, Ranks
-from nv_engine.executor.sender import Sender, Ticket
+from nv_engine.executor.sender import QueuedStep, Sender
+from nv_engine.executor.watch import POLL_SECONDS, RankWatch
+from nv_engine.facts import ModelFacts
 from nv_engine.log import LOGGER
 
 CLOSE_SECONDS = 3.0
@@ -38,12 +39,12 @@ class Patience(NamedTuple):
     """Of a rank that does not answer while the model is loaded, from a slow disk perhaps."""
 
 
-class RankedExecutor:
+class ParallelExecutor:
     """Runs batches on several ranks; rank 0 answers."""
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankWatch,
         *,
         patience: Patience | None = None,
         release: Callable[[], None] = lambda: None,
@@ -91,23 +92,23 @@ class RankedExecutor:
     def submit(self, batch: Batch) -> Pending:
         """Queue one step on every rank."""
         self._check()
-        return _RankedPending(self, self._sender.submit(batch))
+        return _ParallelStep(self, self._sender.submit(batch))
 
     def close(self) -> None:
         """End the ranks; a second call does nothing."""
         self._stop()
 
-    def wait(self, ticket: Ticket) -> StepResult:
+    def wait(self, step: QueuedStep) -> StepResult:
         """Wait for a step, and for news of a rank that died."""
         begun, answers = time.monotonic(), self._ranks.results
         self._check()
-        while ticket.number not in answers:
+        while step.number not in answers:
             self._ranks.listen(POLL_SECONDS)
             self._check(begun)
-        for unread in range(self._num_read + 1, ticket.number):  # of steps that were dropped
+        for unread in range(self._num_read + 1, step.number):  # of steps that were dropped
             answers.pop(unread, None)
-        self._num_read = ticket.number
-        return answers.pop(ticket.number)
+        self._num_read = step.number
+        return answers.pop(step.number)
 
     def _check(self, begun: float | None = None) -> None:
         """Raise if a rank is gone, or all of them, or too slow for a step that has `begun`."""
@@ -144,18 +145,18 @@ class RankedExecutor:
         self._stop()
 
 
-class _RankedPending:
+class _ParallelStep:
     """A step on its way through all ranks."""
 
-    def __init__(self, executor: RankedExecutor, ticket: Ticket) -> None:
-        self._executor, self._ticket = executor, ticket
+    def __init__(self, executor: ParallelExecutor, step: QueuedStep) -> None:
+        self._executor, self._step = executor, step
 
     def result(self) -> StepResult:
         """Wait for the step."""
-        return self._executor.wait(self._ticket)
+        return self._executor.wait(self._step)
 
 
-def _load(ranks: Ranks, patience: float) -> ModelFacts:
+def _load(ranks: RankWatch, patience: float) -> ModelFacts:
     """Wait until all are ready; a wrong checkpoint or option is raised as what it is."""
     try:
         while not ranks.reached("ready"):
@@ -191,7 +192,7 @@ def located(config: EngineConfig) -> EngineConfig:
     return replace(config, model=str(folder))
 
 
-def _close(owner: int, sender: Sender, ranks: Ranks, release: Callable[[], None]) -> None:
+def _close(owner: int, sender: Sender, ranks: RankWatch, release: Callable[[], None]) -> None:
     """End thread and processes, in the process that started them (a fork of it leaves them)."""
     if os.getpid() != owner:
         return

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from nv_engine.device import distributed
+from nv_engine.device import rendezvous
 from nv_engine.device.peers import open_peers
 from nv_models import TensorParallel
 
@@ -14,12 +14,12 @@ CPU = torch.device("cpu")
 
 
 def test_two_ranks_meet_and_torchs_default_group_stays_the_callers():
-    store = distributed.open_store()
+    store = rendezvous.open_store()
 
     def of(rank):
-        own = store if rank == 0 else distributed.find_store(distributed.LOOPBACK, store.port)
-        group = distributed.join(own, rank, 2, CPU)
-        return distributed.smallest(5 - rank, TensorParallel(rank, 2, group), CPU)
+        own = store if rank == 0 else rendezvous.find_store(rendezvous.LOOPBACK, store.port)
+        group = rendezvous.join(own, rank, 2, CPU)
+        return rendezvous.smallest(5 - rank, TensorParallel(rank, 2, group), CPU)
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(of, range(2))) == [4, 4]
@@ -27,8 +27,8 @@ def test_two_ranks_meet_and_torchs_default_group_stays_the_callers():
 
 
 def test_the_meeting_place_is_for_this_machine_alone():
-    store = distributed.open_store()
-    socket.create_connection((distributed.LOOPBACK, store.port), timeout=5).close()
+    store = rendezvous.open_store()
+    socket.create_connection((rendezvous.LOOPBACK, store.port), timeout=5).close()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.2", store.port), timeout=5)  # of all addresses, another
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import ray
 
-from nv_engine.device import distributed
-from nv_engine.executor.rank import RankSpec, serve
-from nv_engine.executor.ranks import POLL_SECONDS
+from nv_engine.device import rendezvous
+from nv_engine.executor.member import RankSpec, serve
+from nv_engine.executor.watch import POLL_SECONDS
 
 ENDING_SECONDS = 1.0
 HANDSHAKE_SECONDS = 5
@@ -35,7 +35,7 @@ Actor: TypeAlias = Any
 """A handle that Ray made; Ray's types are not checked, for it is an extra."""
 
 
-class Place(NamedTuple):
+class RankAddress(NamedTuple):
     """Where a rank is."""
 
     host: str
@@ -47,18 +47,18 @@ class Place(NamedTuple):
     """Of the ranks' meeting place, which rank 0 holds."""
 
 
-class Seat:
+class RankActor:
     """The actor: one rank's process on its node."""
 
     def __init__(self, key: bytes, holds_store: bool) -> None:
         self._host = ray.util.get_node_ip_address()
         self._key = key
         self._listener = Listener((self._host, 0))
-        self._store = distributed.open_store(self._host) if holds_store else None
+        self._store = rendezvous.open_store(self._host) if holds_store else None
 
-    def place(self) -> Place:
+    def place(self) -> RankAddress:
         """Where to find this rank."""
-        return Place(
+        return RankAddress(
             self._host,
             ray.get_runtime_context().get_node_id(),
             os.getpid(),
@@ -89,7 +89,7 @@ class Seat:
 class RayRank:
     """A rank in an actor."""
 
-    def __init__(self, actor: Actor, place: Place, spec: RankSpec, key: bytes) -> None:
+    def __init__(self, actor: Actor, place: RankAddress, spec: RankSpec, key: bytes) -> None:
         """Let the actor serve, and connect to it."""
         self.number = spec.rank
         self.process_id = place.process_id
@@ -114,7 +114,7 @@ class RayRank:
         if ray.is_initialized():
             ray.wait([self._served], timeout=max(seconds, 0))
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """After `kill`: Ray sees to it."""
 
     def ending(self) -> str:

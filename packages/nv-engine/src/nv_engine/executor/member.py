@@ -23,10 +23,11 @@ from torch.distributed.distributed_c10d import Store
 
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
-from nv_engine.device import distributed
+from nv_engine.device import rendezvous
 from nv_engine.device.peers import open_peers
-from nv_engine.device.worker import choose_device
-from nv_engine.executor.base import ModelFacts, Pending, RankWorker, facts_of
+from nv_engine.device.start import choose_device
+from nv_engine.executor.executor import Pending, RankWorker
+from nv_engine.facts import ModelFacts
 from nv_engine.log import forward
 
 PING = b""
@@ -50,7 +51,7 @@ class RankSpec(NamedTuple):
     """Address and port of the ranks' meeting place."""
     num_threads: int
     make_worker: MakeWorker
-    host: str = distributed.LOOPBACK
+    host: str = rendezvous.LOOPBACK
     """This rank's machine, as the other ranks reach it."""
     peer_rows: int = 0
     """Rows at once of a sum through memory which the ranks' cards write into each other; 0 is for
@@ -84,8 +85,8 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
     device = choose_device(spec.config.device, spec.rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = store or distributed.find_store(*spec.store)
-    group = distributed.join(store, spec.rank, spec.size, device, spec.host)
+    store = store or rendezvous.find_store(*spec.store)
+    group = rendezvous.join(store, spec.rank, spec.size, device, spec.host)
     parallel = TensorParallel(spec.rank, spec.size, group)
     if spec.peer_rows and device.type == "cuda":
         width = ModelConfig.from_path(Path(spec.config.model)).hidden_size
@@ -105,15 +106,15 @@ def serve(connection: Connection, spec: RankSpec, store: Store | None = None) ->
     Returns:
         The worker. NCCL complains of a group that goes before its process does: keep it till then.
     """
-    served = _Served(connection)
+    member = _Member(connection)
     try:
-        return served.run(spec, store)
+        return member.run(spec, store)
     except BaseException as error:
-        served.report_failure(error)
+        member.report_failure(error)
         raise
 
 
-class _Served:
+class _Member:
     """The threads of a rank: one reads, one runs steps, one (where asked) waits for results."""
 
     def __init__(self, connection: Connection) -> None:
@@ -129,7 +130,7 @@ class _Served:
         if spec.answers:
             forward(lambda record: self._report(Report("log", record=record)))
         worker = build(spec, store)
-        self._report(Report("ready", facts=facts_of(worker)))
+        self._report(Report("ready", facts=worker.facts))
         if spec.answers:
             threading.Thread(target=self._answer, daemon=True).start()
         while (message := self._messages.get()) is not None:

@@ -11,8 +11,9 @@ import torch
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import batches
+from nv_engine.device.runner import Runner
 from nv_engine.device.slots import Slots, row_bytes
-from nv_engine.device.worker import Worker, choose_device
+from nv_engine.device.start import choose_device, start_runner
 from nv_engine.params import SamplingParams
 from nv_models import ModelPlan, plan_model
 
@@ -20,9 +21,9 @@ BLOCK = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
 
 
-def make_worker(checkpoint: Path, **options: object) -> Worker:
+def make_runner(checkpoint: Path, **options: object) -> Runner:
     defaults = {"max_num_seqs": 8, "kvcache_block_size": BLOCK, "num_kvcache_blocks": 64}
-    return Worker(EngineConfig(model=str(checkpoint), device="cpu", **defaults | options))
+    return start_runner(EngineConfig(model=str(checkpoint), device="cpu", **defaults | options))
 
 
 @dataclass
@@ -54,19 +55,19 @@ class Row:
         return Chunk(self.slot, len(self.tokens) - 1, 1, (), samples=True)
 
 
-def step(worker: Worker, rows: list[Row], chunks: list[Chunk], **more: object) -> None:
+def step(runner: Runner, rows: list[Row], chunks: list[Chunk], **more: object) -> None:
     """Run a batch and append the tokens to the rows that sampled."""
-    result = worker.run(Batch(chunks=tuple(chunks), **more)).result()
+    result = runner.run(Batch(chunks=tuple(chunks), **more)).result()
     sampling = [row for row, chunk in zip(rows, chunks, strict=True) if chunk.samples]
     for ids in result.token_ids:
         for row, token in zip(sampling, ids, strict=True):
             row.tokens.append(token)
 
 
-def admit(worker: Worker, rows: list[Row]) -> None:
+def admit(runner: Runner, rows: list[Row]) -> None:
     admissions = tuple(row.admission() for row in rows)
     appends = tuple(row.append() for row in rows)
-    step(worker, rows, [row.prefill() for row in rows], admissions=admissions, appends=appends)
+    step(runner, rows, [row.prefill() for row in rows], admissions=admissions, appends=appends)
 
 
 def random_rows(lengths: list[int], **fields: object) -> list[Row]:
@@ -85,46 +86,46 @@ def random_rows(lengths: list[int], **fields: object) -> list[Row]:
 
 
 def test_batched_greedy_equals_transformers(checkpoint: Path, greedy) -> None:
-    worker, rows = make_worker(checkpoint), random_rows([1, 15, 16, 17, 40])
+    runner, rows = make_runner(checkpoint), random_rows([1, 15, 16, 17, 40])
     expected = [row.tokens + greedy(row.tokens, 24) for row in rows]
-    admit(worker, rows)
+    admit(runner, rows)
     for _ in range(23):
-        step(worker, rows, [row.decode() for row in rows])
+        step(runner, rows, [row.decode() for row in rows])
     assert [row.tokens for row in rows] == expected
 
 
 def test_chunks_mixed_with_decodes_equal_transformers(checkpoint: Path, greedy) -> None:
-    worker = make_worker(checkpoint)
+    runner = make_runner(checkpoint)
     first, second = random_rows([10, 45])
     expected = [row.tokens + greedy(row.tokens, 6) for row in (first, second)]
-    admit(worker, [first])
+    admit(runner, [first])
     more = {"admissions": (second.admission(),), "appends": (second.append(),)}
     for start, stop in [(0, 7), (7, 30), (30, 31), (31, 45)]:
-        step(worker, [first, second], [first.decode(), second.prefill(start, stop)], **more)
+        step(runner, [first, second], [first.decode(), second.prefill(start, stop)], **more)
         more = {}
-    step(worker, [first, second], [first.decode(), second.decode()])
+    step(runner, [first, second], [first.decode(), second.decode()])
     for _ in range(4):
-        step(worker, [second], [second.decode()])
+        step(runner, [second], [second.decode()])
     assert first.tokens == expected[0]
     assert second.tokens == expected[1]
 
 
 def test_a_burst_equals_single_steps(checkpoint: Path, greedy) -> None:
-    worker, rows = make_worker(checkpoint, max_burst=8), random_rows([5, 14])
+    runner, rows = make_runner(checkpoint, max_burst=8), random_rows([5, 14])
     expected = [row.tokens + greedy(row.tokens, 9) for row in rows]
-    admit(worker, rows)
-    step(worker, rows, [row.decode() for row in rows], num_steps=8)
+    admit(runner, rows)
+    step(runner, rows, [row.decode() for row in rows], num_steps=8)
     assert [row.tokens for row in rows] == expected
 
 
 def test_a_copied_block_serves_another_sequence(checkpoint: Path, greedy) -> None:
-    worker = make_worker(checkpoint, kvcache_block_size=32)
+    runner = make_runner(checkpoint, kvcache_block_size=32)
     first, second = random_rows([30, 30])
     second.tokens[:16] = first.tokens[:16]
     expected = second.tokens + greedy(second.tokens, 5)
-    admit(worker, [first])
+    admit(runner, [first])
     step(
-        worker,
+        runner,
         [second],
         [second.prefill(16)],
         admissions=(second.admission(),),
@@ -132,23 +133,23 @@ def test_a_copied_block_serves_another_sequence(checkpoint: Path, greedy) -> Non
         copies=(BlockCopy(first.blocks[0], second.blocks[0], 16),),
     )
     for _ in range(4):
-        step(worker, [second], [second.decode()])
+        step(runner, [second], [second.decode()])
     assert second.tokens == expected
 
 
 def test_a_seeded_draw_ignores_neighbours_and_slots(checkpoint: Path) -> None:
     hot = SamplingParams(temperature=1.3, top_k=50, top_p=0.95, max_tokens=None)
     alone = Row(2, [9, 8, 7], [1, 2], hot, seed=2**63 + 11)
-    worker = make_worker(checkpoint)
-    admit(worker, [alone])
+    runner = make_runner(checkpoint)
+    admit(runner, [alone])
     for _ in range(10):
-        step(worker, [alone], [alone.decode()])
+        step(runner, [alone], [alone.decode()])
     crowd = [Row(s, [s + 3] * (s + 4), [10 + s, 20 + s], hot, seed=s) for s in (0, 1, 4)]
     again = Row(7, [9, 8, 7], [3, 4], hot, seed=2**63 + 11)
     rows = [crowd[0], crowd[1], again, crowd[2]]
-    admit(worker, rows)
+    admit(runner, rows)
     for _ in range(10):
-        step(worker, rows, [row.decode() for row in rows])
+        step(runner, rows, [row.decode() for row in rows])
     assert again.tokens == alone.tokens
     assert len(set(map(tuple, (row.tokens[-10:] for row in rows)))) == 4
 
@@ -157,11 +158,11 @@ def test_a_seeded_draw_ignores_neighbours_and_slots(checkpoint: Path) -> None:
 def test_min_tokens_forbids_every_stop_id(checkpoint: Path, stop_token_ids) -> None:
     params = SamplingParams(temperature=5.0, min_tokens=12, stop_token_ids=stop_token_ids)
     forbidden = {1, 2, *(stop_token_ids or ())}
-    worker = make_worker(checkpoint)
+    runner = make_runner(checkpoint)
     rows = [Row(slot, [slot + 60], [slot], params, seed=slot) for slot in range(8)]
-    admit(worker, rows)
+    admit(runner, rows)
     for _ in range(14):
-        step(worker, rows, [row.decode() for row in rows])
+        step(runner, rows, [row.decode() for row in rows])
     drawn = [row.tokens[1:13] for row in rows]
     assert not forbidden & {token for tokens in drawn for token in tokens}
     if stop_token_ids and len(stop_token_ids) > 50:  # likely enough that freedom shows
@@ -169,17 +170,17 @@ def test_min_tokens_forbids_every_stop_id(checkpoint: Path, stop_token_ids) -> N
 
 
 def test_sizes_follow_model_and_options(checkpoint: Path) -> None:
-    worker = make_worker(checkpoint, max_model_len=4096, num_kvcache_blocks=-1)
-    assert worker.max_model_len == 512
-    assert worker.num_blocks == 8 * 512 // BLOCK
-    assert make_worker(checkpoint, max_model_len=100).max_model_len == 100
-    assert make_worker(checkpoint, max_model_len=None).max_model_len == 512
-    assert worker.eos_token_ids == (1, 2)
+    runner = make_runner(checkpoint, max_model_len=4096, num_kvcache_blocks=-1)
+    assert runner.facts.max_model_len == 512
+    assert runner.facts.num_blocks == 8 * 512 // BLOCK
+    assert make_runner(checkpoint, max_model_len=100).facts.max_model_len == 100
+    assert make_runner(checkpoint, max_model_len=None).facts.max_model_len == 512
+    assert runner.facts.eos_token_ids == (1, 2)
 
 
 def test_limits_beyond_the_memory_are_refused(checkpoint: Path) -> None:
     with pytest.raises(ValueError, match=r"max_num_seqs=2147483647 .* GiB .* lower max_num_seqs"):
-        make_worker(checkpoint, max_num_seqs=2**31 - 1)
+        make_runner(checkpoint, max_num_seqs=2**31 - 1)
 
 
 def test_weights_beyond_the_memory_are_refused(
@@ -188,11 +189,11 @@ def test_weights_beyond_the_memory_are_refused(
     config = json.loads((checkpoint / "config.json").read_text())
     config |= {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("nv_engine.device.worker.available_host_memory", lambda: 23 * 2**30)
+    monkeypatch.setattr("nv_engine.device.start.available_host_memory", lambda: 23 * 2**30)
     with pytest.raises(
         ValueError, match=r"weights take \d+\.\d\d GiB .* may take 23\.00 GiB: free"
     ):
-        make_worker(tmp_path, load_format="dummy")
+        make_runner(tmp_path, load_format="dummy")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +208,7 @@ def test_what_cannot_run_is_refused_before_weights_are_made(
 ) -> None:
     monkeypatch.setattr(ModelPlan, "load", None)
     with pytest.raises(ValueError, match=words):
-        make_worker(checkpoint, **options)
+        make_runner(checkpoint, **options)
 
 
 def test_a_promise_of_endless_positions_costs_what_is_used(
@@ -218,14 +219,14 @@ def test_a_promise_of_endless_positions_costs_what_is_used(
     config = json.loads((folder / "config.json").read_text())
     config["max_position_embeddings"] = 10**12
     (folder / "config.json").write_text(json.dumps(config))
-    first, second = make_worker(checkpoint), make_worker(folder)
-    assert second.max_model_len == 4096
+    first, second = make_runner(checkpoint), make_runner(folder)
+    assert second.facts.max_model_len == 4096
     rows, again = random_rows([9]), random_rows([9])
     admit(first, rows)
     admit(second, again)
     assert rows == again
     with pytest.raises(ValueError, match=r"max_model_len 1000000000000 .*: lower max_model_len$"):
-        make_worker(folder, max_model_len=None)
+        make_runner(folder, max_model_len=None)
 
 
 @pytest.mark.parametrize(("num_slots", "max_blocks"), [(3, 5), (64, 1)])
@@ -267,7 +268,7 @@ def test_k7_the_deterministic_mode_has_its_own_products_and_attention(
         asked.append(options["arithmetic"])
         return plan_model(path, **options)
 
-    monkeypatch.setattr("nv_engine.device.worker.plan_model", plan)
-    worker = make_worker(checkpoint, deterministic=deterministic, dtype="bfloat16")
+    monkeypatch.setattr("nv_engine.device.start.plan_model", plan)
+    runner = make_runner(checkpoint, deterministic=deterministic, dtype="bfloat16")
     assert asked == ["batch_invariant" if deterministic else "fast"]
-    assert (worker._runner._backend.name == "batch_invariant") == deterministic
+    assert (runner._backend.name == "batch_invariant") == deterministic

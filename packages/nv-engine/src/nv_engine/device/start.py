@@ -1,0 +1,326 @@
+"""Start: from an engine's options to a rank that can run steps.
+
+Owns the plan of a start, the order in which device memory is taken, and the facts that the host
+reads. Never runs a request.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import nv_kernels as nk
+import torch
+from nv_models import CausalLM, ModelConfig, ModelPlan, TensorParallel, plan_model, resolve
+
+from nv_engine.config import EngineConfig
+from nv_engine.device.buckets import Buckets
+from nv_engine.device.memory import (
+    BlockNeed,
+    TableNeed,
+    asked_blocks,
+    available_host_memory,
+    check_tables,
+    check_weights,
+    cpu_blocks,
+    device_blocks,
+    device_budget,
+    full_step,
+    peak_bytes,
+)
+from nv_engine.device.rendezvous import smallest
+from nv_engine.device.ring import ResultRing
+from nv_engine.device.runner import Runner
+from nv_engine.device.slots import Slots, row_bytes
+from nv_engine.device.trial import TrialSteps
+from nv_engine.facts import ModelFacts
+from nv_engine.log import LOGGER
+from nv_engine.mixed import MixedSteps, mixed_steps
+
+SLACK_BYTES = 512 * 2**20
+"""Memory that the allocator does not count: library workspaces, fragments, nodes of graphs."""
+RING_ROWS = 2
+"""Rows of the result ring per sequence: a padded step has at most max_num_seqs rows of one token
+and max_num_seqs rows of several."""
+KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+"""By the option kv_cache_dtype; any other value keeps the model's dtype."""
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """All that follows from the options, the model's files and the machine, before a weight loads.
+
+    Attributes:
+        config: the options.
+        device: where this rank computes.
+        model: this rank's share of the model.
+        backend: attention over this rank's heads.
+        kv_dtype: of the KV cache.
+        max_model_len: most tokens of a sequence, prompt and completion.
+    """
+
+    config: EngineConfig
+    device: torch.device
+    model: ModelPlan
+    backend: nk.AttentionBackend
+    kv_dtype: torch.dtype
+    max_model_len: int
+
+    @property
+    def parallel(self) -> TensorParallel:
+        """This rank in its group."""
+        return self.model.placement.parallel
+
+    @property
+    def table_width(self) -> int:
+        """Blocks of the longest sequence."""
+        return -(-self.max_model_len // self.config.kvcache_block_size)
+
+    @property
+    def block_need(self) -> BlockNeed:
+        """Bytes of a block over all layers, and the blocks that max_num_seqs sequences take."""
+        return BlockNeed(
+            block_bytes=self.backend.kv_layout(1, self.kv_dtype).block_bytes
+            * self.model.config.num_layers,
+            all_sequences=self.table_width * self.config.max_num_seqs,
+        )
+
+    def facts(self, num_blocks: int, mixed: MixedSteps | None = None) -> ModelFacts:
+        """The facts of a runner with a KV cache of that many blocks."""
+        model = self.model.config
+        eos_token_ids = model.ends(self.config.tokenizer_eos_token_ids)
+        return ModelFacts(
+            vocab_size=model.vocab_size,
+            eos_token_ids=eos_token_ids,
+            max_model_len=self.max_model_len,
+            num_blocks=num_blocks,
+            block_size=self.config.kvcache_block_size,
+            own_model_len=model.max_length,
+            mixed_steps=mixed,
+            num_ids=num_ids(self.config.tokenizer_num_ids, eos_token_ids, model.vocab_size),
+        )
+
+
+def start_runner(config: EngineConfig, parallel: TensorParallel | None = None) -> Runner:
+    """Load one rank's model and make its KV cache.
+
+    Args:
+        config: the options.
+        parallel: this rank in its group; None: the only rank.
+
+    Raises:
+        ValueError: an option does not suit the model or the machine; most are refused before a
+            weight is read.
+    """
+    plan = plan_start(config, parallel or TensorParallel())
+    model = plan.model.load()
+    begun = time.monotonic()
+    if plan.backend.compiles:
+        _compile_kernels(plan, model)
+    compile_seconds = time.monotonic() - begun
+    own_blocks, graph_room = _count_blocks(plan, model)
+    num_blocks = smallest(own_blocks, plan.parallel, plan.device)
+    LOGGER.info(
+        "KV cache: %d blocks, %d tokens, %s",
+        num_blocks,
+        num_blocks * config.kvcache_block_size,
+        plan.kv_dtype,
+    )
+    captures = plan.backend.is_capturable and not config.enforce_eager
+    LOGGER.info(
+        "kernels: compiled in %.1f s; CUDA graphs: %s",
+        compile_seconds,
+        "each captured when its step first comes" if captures else "none",
+    )
+    weights_per_layer = plan.model.config.layer_parameters // plan.parallel.size
+    mixed = mixed_steps(weights_per_layer) if captures else None
+    runner = _make_runner(plan, model, plan.facts(num_blocks, mixed))
+    if captures:
+        runner.use_graphs(Buckets(config.max_num_seqs, plan.max_model_len, mixed), graph_room)
+    return runner
+
+
+def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
+    """Decide all that can be decided before a weight is read, and refuse what cannot work.
+
+    Raises:
+        ValueError: an option does not suit the model or the machine.
+    """
+    path = resolve(config.model, config.revision)
+    model_config = ModelConfig.from_path(path)
+    device = choose_device(config.device, parallel.rank)
+    own_len = model_config.max_length
+    max_len = own_len if config.max_model_len is None else min(config.max_model_len, own_len)
+    _check_tables(config, device, max_len, model_config.head_dim, parallel.size)
+    model = plan_model(
+        path,
+        device=device,
+        dtype=config.dtype,
+        parallel=parallel,
+        load_format=config.load_format,
+        arithmetic="batch_invariant" if config.deterministic else "fast",
+        max_positions=max_len,
+    )
+    architecture, dtype = model_config.architecture, model.placement.dtype
+    LOGGER.info("model: %s (%s), %s on %s", config.model, architecture, dtype, device)
+    backend = _choose_backend(config, model)
+    LOGGER.info("attention backend: %s (%s)", backend.name, backend.reason)
+    kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    plan = StartPlan(config, device, model, backend, kv_dtype, max_len)
+    _check_weights(plan)
+    return plan
+
+
+def choose_device(name: str, rank: int) -> torch.device:
+    """The device that an option names; "auto" is a CUDA card where there is one.
+
+    Raises:
+        ValueError: for a CUDA device on a machine without one, or an unknown name.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f'device is {name!r}: use "auto", "cuda" or "cpu"') from error
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f'device is {name!r}: use "auto", "cuda" or "cpu"')
+    if device.type == "cpu":
+        return device
+    count = torch.cuda.device_count()
+    index = rank if device.index is None else device.index
+    if index >= count:
+        raise ValueError(
+            f'device is {name!r} (rank {rank}), but there are {count} CUDA devices: use "cpu"'
+        )
+    return torch.device("cuda", index)
+
+
+def num_ids(known: int | None, eos_token_ids: Sequence[int], vocab_size: int) -> int | None:
+    """Ids from here on are drawn only for requests that name them; None: all are.
+
+    An EOS that the tokenizer does not know is drawn all the same: without it no text would end.
+    """
+    if known is None:
+        return None
+    end = max([known, *(token + 1 for token in eos_token_ids)])
+    return end if end < vocab_size else None
+
+
+def _choose_backend(config: EngineConfig, model: ModelPlan) -> nk.AttentionBackend:
+    """The attention backend that the arithmetic needs; if any will do, the one of the options."""
+    shape, placement = model.config, model.placement
+    needed = placement.arithmetic.attention_backend
+    return nk.attention_backend(
+        config.attention_backend if needed == "auto" else needed,
+        device=placement.device,
+        dtype=placement.dtype,
+        num_q_heads=len(placement.parallel.split(shape.num_q_heads, "num_attention_heads")),
+        num_kv_heads=len(placement.parallel.split_kv_heads(shape.num_kv_heads)),
+        head_dim=shape.head_dim,
+        block_size=config.kvcache_block_size,
+    )
+
+
+def _check_tables(
+    config: EngineConfig, device: torch.device, max_model_len: int, head_dim: int, num_ranks: int
+) -> None:
+    """Refuse limits whose tables would not fit, before any table is made."""
+    rope = 4 * max_model_len * head_dim  # made on the host
+    row = row_bytes(-(-max_model_len // config.kvcache_block_size))
+    ring = 8 * _num_ring_entries(config) * RING_ROWS  # and 3 lists on the host beside it
+    host = TableNeed(rope, ring + 3 * 8)
+    bounds = {"max_num_seqs": config.max_num_seqs, "max_model_len": max_model_len}
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        check_tables(TableNeed(rope + row, row), free, **bounds)
+    else:
+        host = TableNeed(host.fixed + row, host.each + row)
+    check_tables(host, available_host_memory() // num_ranks, **bounds)
+
+
+def _check_weights(plan: StartPlan) -> None:
+    """Refuse weights, and a KV cache of a size that was asked for, that do not fit."""
+    room, asked = _room(plan), plan.config.num_kvcache_blocks
+    is_share = plan.device.type == "cuda" and asked == -1
+    check_weights(plan.model.num_bytes, room, plan.model.placement.dtype, is_share=is_share)
+    if asked > 0:
+        asked_blocks(asked, plan.block_need, room - plan.model.num_bytes)
+
+
+def _room(plan: StartPlan) -> int:
+    """Bytes that weights and KV cache may take at most."""
+    if plan.device.type == "cpu":
+        return available_host_memory() // plan.parallel.size
+    if plan.config.num_kvcache_blocks > 0:
+        return torch.cuda.mem_get_info(plan.device)[0]
+    return device_budget(plan.device, plan.config.gpu_memory_utilization)
+
+
+def _compile_kernels(plan: StartPlan, model: CausalLM) -> None:
+    """Compile the kernels of the usual steps in parallel, if this machine has not yet."""
+    steps, runner = TrialSteps(plan.config, plan.max_model_len), _make_trial_runner(plan, model)
+    with nk.compile_ahead():
+        for batch in (*steps.small(), steps.prefill()):  # the slowest to compile last
+            runner.run(batch)
+
+
+def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
+    """Blocks of the KV cache, and the bytes that captured steps work in (0: not measured).
+
+    The options give the number of blocks, or this rank's memory does.
+    """
+    config, need, room = plan.config, plan.block_need, _room(plan)
+    if config.num_kvcache_blocks > 0:
+        return asked_blocks(config.num_kvcache_blocks, need, room), 0
+    if plan.device.type == "cpu":
+        return cpu_blocks(need, room), 0
+    try:
+        steps, runner = TrialSteps(config, plan.max_model_len), _make_trial_runner(plan, model)
+        prefill = peak_bytes(plan.device, lambda: runner.run(steps.prefill()).result())
+        decode = peak_bytes(plan.device, lambda: runner.run(steps.decode()).result())
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            full_step(plan.device, config.max_num_batched_tokens, config.max_num_seqs)
+        ) from error
+    graphs = 0 if config.enforce_eager else max(prefill, decode)
+    weights = torch.cuda.memory_allocated(plan.device)
+    return device_blocks(need, room, weights + prefill + graphs + SLACK_BYTES), graphs
+
+
+def _make_runner(plan: StartPlan, model: CausalLM, facts: ModelFacts) -> Runner:
+    """A runner over a KV cache of `facts.num_blocks` blocks."""
+    layout = plan.backend.kv_layout(facts.num_blocks, plan.kv_dtype)
+    kv_caches = [layout.allocate(plan.device) for _ in range(model.config.num_layers)]
+    slots, ring = _make_slots(plan, facts), _make_ring(plan)
+    return Runner(model, plan.backend, kv_caches, slots, ring, facts=facts)
+
+
+def _make_trial_runner(plan: StartPlan, model: CausalLM) -> Runner:
+    """A runner whose layers share a cache of one block; thrown away after the trial steps."""
+    facts = plan.facts(num_blocks=1)
+    slots = _make_slots(plan, facts)
+    kv = plan.backend.kv_layout(1, plan.kv_dtype).allocate(plan.device)
+    kv_caches = [kv] * model.config.num_layers
+    return Runner(model, plan.backend, kv_caches, slots, _make_ring(plan), facts=facts)
+
+
+def _make_slots(plan: StartPlan, facts: ModelFacts) -> Slots:
+    return Slots(
+        plan.config.max_num_seqs,
+        plan.table_width,
+        facts.vocab_size,
+        facts.eos_token_ids,
+        plan.device,
+        num_ids=facts.num_ids,
+    )
+
+
+def _make_ring(plan: StartPlan) -> ResultRing:
+    """A ring in which no entry is overwritten before it is read."""
+    num_rows = RING_ROWS * plan.config.max_num_seqs
+    return ResultRing(_num_ring_entries(plan.config), num_rows, plan.device)
+
+
+def _num_ring_entries(config: EngineConfig) -> int:
+    """Entries of the ring: a capture in each batch may cost one."""
+    return (config.max_in_flight + 2) * (config.max_burst + 1)
