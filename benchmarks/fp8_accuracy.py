@@ -84,9 +84,11 @@ def perplexity(logprobs: list[list[float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--num-tokens", type=int, default=64, help="of each greedy answer")
-    parser.add_argument("--num-passages", type=int, default=64, help="where the model reads bytes")
-    parser.add_argument("--passage-length", type=int, default=448, help="likewise, in bytes")
+    parser.add_argument("--num-tokens", type=int, default=64, help="per greedy answer")
+    parser.add_argument("--num-passages", type=int, default=64, help="without a tokenizer")
+    parser.add_argument(
+        "--passage-length", type=int, default=448, help="in bytes, without a tokenizer"
+    )
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--save")
     args = parser.parse_args()

@@ -51,9 +51,11 @@ class Reader:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--num-tokens", type=int, default=64, help="of each greedy answer")
-    parser.add_argument("--num-passages", type=int, default=32, help="where the model reads bytes")
-    parser.add_argument("--passage-length", type=int, default=256, help="likewise, in bytes")
+    parser.add_argument("--num-tokens", type=int, default=64, help="per greedy answer")
+    parser.add_argument("--num-passages", type=int, default=32, help="without a tokenizer")
+    parser.add_argument(
+        "--passage-length", type=int, default=256, help="in bytes, without a tokenizer"
+    )
     parser.add_argument("--save")
     args = parser.parse_args()
     prompts = prompts_for(args.model, args.num_passages, args.passage_length)

@@ -33,8 +33,8 @@ def attention_rows(figures: dict[str, Any]) -> list[Row]:
         else:
             work = case["teraflops"] * case["microseconds"]  # 1e6 FLOPs
             bound = work / (figures["matmul_ceiling"] / 1e12)
-        times = {who: case.get(f"{prefix}microseconds") for who, prefix in peers.items()}
-        found.append(Row(name, {who: bound / time for who, time in times.items() if time}))
+        times = {series: case.get(f"{prefix}microseconds") for series, prefix in peers.items()}
+        found.append(Row(name, {series: bound / time for series, time in times.items() if time}))
     return found
 
 
@@ -42,7 +42,11 @@ def step_rows(figures: dict[str, Any]) -> list[Row]:
     """The other kernels against bytes over the read rate."""
     found = []
     for row in figures.get("rows", []):
-        shares = {who: row["bound"] / row[who] for who in (OURS, TARGET, "torch") if row.get(who)}
+        shares = {
+            series: row["bound"] / row[series]
+            for series in (OURS, TARGET, "torch")
+            if row.get(series)
+        }
         found.append(Row(f"{row['what']}, {row['rows']}", shares))
     return found
 
@@ -66,8 +70,10 @@ def draw(figures: dict[str, Any], sources: list[str], path: str) -> None:
     ):
         _panel(axes, rows)
         axes.set_title(title, fontsize=9, loc="left")
-    shown = {who for rows in panels.values() for row in rows for who in row.shares}
-    handles = [Patch(color=color, label=who) for who, color in COLORS.items() if who in shown]
+    shown = {series for rows in panels.values() for row in rows for series in row.shares}
+    handles = [
+        Patch(color=color, label=series) for series, color in COLORS.items() if series in shown
+    ]
     if TARGET in shown:
         handles.append(Patch(facecolor="black", label=TARGET))
     figure.legend(handles=handles, loc="outside lower left", ncols=4, frameon=False)
@@ -78,11 +84,11 @@ def draw(figures: dict[str, Any], sources: list[str], path: str) -> None:
 def _panel(axes: Any, rows: list[Row]) -> None:
     """Draw a bar per implementation with a time, from top to bottom, and a mark for the target."""
     for index, row in enumerate(rows):
-        bars = [who for who in COLORS if who in row.shares]
+        bars = [series for series in COLORS if series in row.shares]
         thickness = BAR / len(bars)
-        for place, who in enumerate(bars):
+        for place, series in enumerate(bars):
             middle = index - BAR / 2 + thickness * (place + 0.5)
-            axes.barh(middle, row.shares[who] * 100, thickness, color=COLORS[who])
+            axes.barh(middle, row.shares[series] * 100, thickness, color=COLORS[series])
         share = row.shares[OURS]
         label = f"{share:.0%}" if share >= 0.01 else "< 1%"
         axes.text(101, index, label, va="center", fontsize=7)

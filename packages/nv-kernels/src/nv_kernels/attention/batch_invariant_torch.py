@@ -66,7 +66,7 @@ class BatchInvariantTorchAttention:
     """The `batch_invariant` backend, on a CPU.
 
     Attributes:
-        shape: what it was built for.
+        shape: the shape of attention that it was built for.
         reason: why it was picked.
         name: "batch_invariant".
         scratch: memory of a layer's tiles.

@@ -42,7 +42,7 @@ class CPUAttention:
     """The `cpu` backend for one shape; stateless.
 
     Attributes:
-        shape: what it was built for.
+        shape: the shape of attention that it was built for.
         reason: why it was picked.
         name: "cpu", or "batch_invariant" if the caller asked for that name.
 

@@ -45,7 +45,7 @@ class FlashAttention:
     """The `flash_attn` backend, on a CUDA card of compute capability 8.0 or more.
 
     Attributes:
-        shape: what it was built for.
+        shape: the shape of attention that it was built for.
         reason: why it was picked, and which package it uses.
         name: "flash_attn".
         package: the package that it calls.

@@ -67,7 +67,7 @@ class Package(Protocol):
 
     @property
     def title(self) -> str:
-        """The version, and what is imported."""
+        """The version and the imported module."""
 
     def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
         """Attend one query per sequence: q [N, Hq, D]."""

@@ -31,7 +31,7 @@ class TorchAttention:
     """The `torch` backend, on any device. On a GPU its plan waits for the device.
 
     Attributes:
-        shape: what it was built for.
+        shape: the shape of attention that it was built for.
         reason: why it was picked.
         name: "torch".
     """

@@ -18,7 +18,7 @@ FP8 = torch.float8_e4m3fn
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """View e4m3 as bytes, which torch indexes on every device; other dtypes stay as they are."""
+    """View e4m3 as bytes, which torch indexes on every device; other dtypes are not changed."""
     return x.view(torch.uint8) if x.dtype == FP8 else x
 
 

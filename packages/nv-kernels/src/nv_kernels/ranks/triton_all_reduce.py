@@ -156,7 +156,7 @@ def all_reduce_add_rms_norm(
 
     Args:
         x: this rank's part: [T, E], or [P, T, E] partials of any float dtype, summed in order of P.
-        residual: [T, E], or None where the sum starts the stream. Left as it is.
+        residual: [T, E], or None if the sum starts the stream. It is not changed.
         weight: [E] of a 16-bit dtype.
         eps: added to the mean square.
         peers: the ranks' buffers; more rows than they have go through them several at a time.

@@ -44,7 +44,7 @@ def keep_tokens(
     last_token: torch.Tensor,
     ring: TokenRing | None = None,
 ) -> None:
-    """Keep what was drawn; see `nv_kernels.step.rows.keep_tokens`."""
+    """Store the drawn tokens; see `nv_kernels.step.rows.keep_tokens`."""
     entries, count = (ring.entries, ring.count) if ring is not None else (token_ids, token_ids)
     sizes = tuple(ring.entries.shape) if ring is not None else (1, 1)
     keep_tokens_kernel[(1,)](

@@ -41,7 +41,7 @@ class TritonAttention:
     """The `triton` backend, on a CUDA card.
 
     Attributes:
-        shape: what it was built for.
+        shape: the shape of attention that it was built for.
         reason: why it was picked.
         name: "triton".
         buffers: for plans and partial results; on Hopper with an fp8 cache also 512 MiB, from the

@@ -89,7 +89,7 @@ class BatchInvariantTritonAttention:
     """The `batch_invariant` backend, on a CUDA card.
 
     Attributes:
-        shape: what it was built for.
+        shape: the shape of attention that it was built for.
         reason: why it was picked.
         name: "batch_invariant".
         buffers: of plans and partial results.

@@ -57,8 +57,8 @@ def batch_invariant_attention_kernel(
     """Attend over one item for one kv head: a decode row's splits, or a chunk row's query tile.
 
     The first num_decodes * width items are decode rows; with width > 1 item i takes every width-th
-    split of row i // width and leaves partials [num_decodes, max_splits, Hq, DIM] and sums [2,
-    num_decodes, max_splits, Hq] (maxima, then sums). The others are the tiles of
+    split of row i // width and writes partials [num_decodes, max_splits, Hq, DIM] and
+    sums [2, num_decodes, max_splits, Hq] (maxima, then sums). The others are the tiles of
     prefill_plan_kernel's records; items after those write zeros to the query rows that belong to no
     sequence.
 

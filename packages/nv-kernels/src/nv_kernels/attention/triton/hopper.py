@@ -41,7 +41,7 @@ FLOOR = gl.constexpr(-1.0e20)
 
 @gluon.jit
 def _softmax(scores, top, qk_scale):
-    """Return the new row maxima, the factor for what was summed before, and the weights."""
+    """Return the new row maxima, the factor for the previous sums, and the weights."""
     new_top = gl.maximum(top, gl.max(scores, 1) * qk_scale)
     weights = gl.exp2(scores * qk_scale - gl.expand_dims(new_top, 1))
     return new_top, gl.exp2(top - new_top), weights

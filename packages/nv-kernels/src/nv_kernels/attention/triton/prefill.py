@@ -178,7 +178,7 @@ def query_key(q0, q1, k, FP8: tl.constexpr):
 
 @triton.jit
 def online_softmax(scores, top, qk_scale):
-    """Return the new row maxima, the factor for what was summed before, and the weights."""
+    """Return the new row maxima, the factor for the previous sums, and the weights."""
     new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
     weights = tl.exp2(scores * qk_scale - new_top[:, None])
     return new_top, tl.exp2(top - new_top), weights

@@ -49,7 +49,8 @@ def gated_hopper(
 
     Args:
         x: [T, K] bf16 or fp16, contiguous, 16-byte aligned; block_k divides K.
-        weight: [2F, K] in x's dtype, gate rows then up rows, likewise; block_n divides F.
+        weight: [2F, K] in x's dtype, gate rows then up rows, contiguous, 16-byte aligned;
+            block_n divides F.
         chosen: the settings; None for the default.
 
     Returns:
