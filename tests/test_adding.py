@@ -78,6 +78,31 @@ got = backend.attend(q, kv, metadata, backend.plan(metadata), 0.2)
 torch.testing.assert_close(got, nk.reference.attention(q, kv, metadata, 0.2))
 print(backend.name, EngineConfig(model="demo", attention_backend="loop").attention_backend)
 """
+EXECUTOR = """
+import json, pathlib, sys
+from nv_engine import Engine, EngineConfig, SamplingParams
+
+config = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "torch_dtype": "float32",
+}
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+(folder / "config.json").write_text(json.dumps(config))
+for name in (None, "thread"):
+    engine = Engine(EngineConfig(
+        model=str(folder), load_format="dummy", device="cpu", max_num_seqs=2,
+        distributed_executor_backend=name,
+    ))
+    engine.add([11, 7, 300, 5], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    token_ids = []
+    while engine.has_unfinished:
+        for update in engine.step().updates:
+            token_ids += update.token_ids
+    engine.close()
+    print(type(engine.executor).__name__, *token_ids)
+"""
 
 
 def with_diffs(page: str, folder: Path) -> dict[str, str]:
@@ -117,3 +142,12 @@ def test_an_op_is_a_definition_and_a_version_that_is_compared_with_it(tmp_path):
 def test_a_backend_is_a_file_and_its_name(tmp_path):
     environment = with_diffs("add-a-backend.md", tmp_path)
     assert output_of(BACKEND, environment) == "loop loop"
+
+
+def test_an_executor_is_a_file_and_its_name(tmp_path):
+    environment = with_diffs("add-an-executor.md", tmp_path)
+    local, thread = output_of(EXECUTOR, environment, tmp_path / "model").splitlines()
+    assert local.split()[0] == "LocalExecutor"
+    assert thread.split()[0] == "ThreadExecutor"
+    assert thread.split()[1:] == local.split()[1:]
+    assert len(local.split()) == 7

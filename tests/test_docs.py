@@ -1,9 +1,13 @@
 """The docs' links and file paths lead somewhere, and the map of the kernels has them all."""
 
+import json
 import re
+import traceback
 from pathlib import Path
 
 import pytest
+from nv_api import LLM, SamplingParams
+from nv_kernels.attention.cpp import CPUAttention
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "packages" / "nv-kernels" / "src" / "nv_kernels"
@@ -21,6 +25,12 @@ PLACES = [
     ROOT / "packages" / "nv-engine" / "src" / "nv_engine" / "executor",
 ]
 A_PATH = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|md|json|cpp|h|toml|svg)|[\w-]+\.json)`")
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "torch_dtype": "float32",
+}  # fmt: skip
+OURS = re.compile(r"/packages/nv-\w+/src/(nv_\w+/.*)")
 OF_A_MODEL = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
 
 
@@ -58,3 +68,28 @@ def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "README.md").read_text()
     for page in ROOT.glob("docs/*.md"):
         assert page.name == "README.md" or f"]({page.name})" in index, page.name
+
+
+def test_the_way_down_is_the_call_stack_of_attention(tmp_path):
+    """Walk the way on a CPU: the files of the stack are those of the table, in its order."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    llm = LLM(str(tmp_path), load_format="dummy", device="cpu", skip_tokenizer_init=True)
+    stacks = []
+    attend = CPUAttention.attend
+
+    def look(self, *arguments):
+        frames = traceback.extract_stack()[:-1]
+        stacks.append([found[1] for frame in frames if (found := OURS.search(frame.filename))])
+        return attend(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CPUAttention, "attend", look)
+        llm.generate([11, 7, 5], SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+    llm.close()
+    page = (ROOT / "docs" / "life-of-a-request.md").read_text()
+    way = re.findall(r"^\| \d+ \| `([^`]+)`", page, re.MULTILINE)
+    beside = set(re.findall(r"`(nv_\w+/[\w/]+\.py)`", page)) - set(way)
+    assert len(way) == 13
+    stack = [path for path in dict.fromkeys(stacks[-1]) if path not in beside]
+    assert stack == [path for path in way if path in stack]
+    assert {"nv_api/llm.py", "nv_engine/engine.py", "nv_models/decoder.py"} <= set(stack)
