@@ -95,7 +95,8 @@ class ScriptedEngine:
     def has_unfinished(self):
         return bool(self.running)
 
-    def validate(self, token_ids, params, grammar=None):
+    def validate(self, request):
+        token_ids = request.token_ids
         if self.closed:
             raise ValueError("the engine is closed: make a new one")
         if any(not 0 <= token < self.vocab_size for token in token_ids):
@@ -105,8 +106,9 @@ class ScriptedEngine:
                 f"the prompt has {len(token_ids)} tokens: at most {self.max_model_len}"
             )
 
-    def add(self, token_ids, params, grammar=None):
-        self.validate(token_ids, params)
+    def add(self, request):
+        self.validate(request)
+        token_ids, params = request.token_ids, request.params
         request_id, self.num_added = self.num_added, self.num_added + 1
         known = request_id < len(self.answers)
         answer = self.answers[request_id] if known else [*token_ids, EOS]
@@ -123,8 +125,8 @@ class ScriptedEngine:
         checked = []
         with numbered(checked, len(requests)):
             for request in requests:
-                checked.append(self.validate(*request))  # noqa: PERF401  # counted so far
-        return [self.add(*request) for request in requests]
+                checked.append(self.validate(request))  # noqa: PERF401  # counted so far
+        return [self.add(request) for request in requests]
 
     def step(self):
         self.num_steps += 1

@@ -44,9 +44,9 @@ def test_options_become_parameters(nv, engine, monkeypatch):
     seen = []
     add = type(engine).add
 
-    def note(self, token_ids, params, grammar=None):
-        seen.append(params)
-        return add(self, token_ids, params)
+    def note(self, request):
+        seen.append(request.params)
+        return add(self, request)
 
     monkeypatch.setattr(type(engine), "add", note)
     given = ["--temperature", "0.5", "--top-p", "0.9", "--seed", "3", "--max-tokens", "2"]

@@ -6,6 +6,7 @@ import pytest
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
+from nv_engine.request import EngineRequest
 from safetensors.torch import load_file, save_file
 
 BAD = 77  # a token whose embedding is NaN: all that follows it is
@@ -70,12 +71,18 @@ def check(folder, device, **options):
     rest = {"max_tokens": 10, "ignore_eos": True}
     engine = start(folder, device, **options)
     for prompt in PLAIN:
-        engine.add(prompt, SamplingParams(seed=3, **rest))
+        engine.add(EngineRequest(prompt, SamplingParams(seed=3, **rest)))
     alone = [result[0] for result in finish(engine).values()]
     for route in ROUTES:
-        plain = [engine.add(prompt, SamplingParams(seed=3, **rest)) for prompt in PLAIN[:2]]
-        broken = engine.add(BROKEN, SamplingParams(**rest | route))
-        plain += [engine.add(prompt, SamplingParams(seed=3, **rest)) for prompt in PLAIN[2:]]
+        plain = [
+            engine.add(EngineRequest(prompt, SamplingParams(seed=3, **rest)))
+            for prompt in PLAIN[:2]
+        ]
+        broken = engine.add(EngineRequest(BROKEN, SamplingParams(**rest | route)))
+        plain += [
+            engine.add(EngineRequest(prompt, SamplingParams(seed=3, **rest)))
+            for prompt in PLAIN[2:]
+        ]
         found = finish(engine)
         assert [found[request, 0][0] for request in plain] == alone
         for index in range(route.get("n", 1)):
@@ -85,17 +92,19 @@ def check(folder, device, **options):
             named = [name for name in ("repetition_penalty", "logit_bias") if name in route]
             assert all(name in stop_reason for name in named)
     # What a damaged sequence drew before counts, also in a burst.
-    late = engine.add([5, 6], SamplingParams(allowed_token_ids=[BAD], logprobs=0, **rest))
+    late = engine.add(
+        EngineRequest([5, 6], SamplingParams(allowed_token_ids=[BAD], logprobs=0, **rest))
+    )
     tokens, said, finish_reason, _ = finish(engine)[late, 0]
     assert (tokens, [each.token_ids for each in said], finish_reason) == ([BAD], [[BAD]], "error")
     # Nothing behind the damage is found by a later request; what is before it may be.
-    engine.add([*BROKEN[:40], 5], SamplingParams(**rest))
+    engine.add(EngineRequest([*BROKEN[:40], 5], SamplingParams(**rest)))
     (update,) = [u for _ in range(9) if engine.has_unfinished for u in engine.step().updates][:1]
     assert update.num_cached_tokens <= 16
     assert update.finish_reason == "error"
-    sound = engine.add([*BROKEN[:21], 5, 6], SamplingParams(seed=3, **rest))
+    sound = engine.add(EngineRequest([*BROKEN[:21], 5, 6], SamplingParams(seed=3, **rest)))
     fresh = start(folder, device, **options)
-    fresh.add([*BROKEN[:21], 5, 6], SamplingParams(seed=3, **rest))
+    fresh.add(EngineRequest([*BROKEN[:21], 5, 6], SamplingParams(seed=3, **rest)))
     assert finish(engine)[sound, 0][0] == finish(fresh)[0, 0][0]
     engine.close()
     fresh.close()
@@ -123,7 +132,7 @@ def test_log_probabilities_are_finite_where_a_control_hides_the_damage(checkpoin
     engine = start(tmp_path, "cpu")
     hidden = {"allowed_token_ids": [5, 6, 7], "max_tokens": 4, "temperature": 0.0}
     for more in ({}, {"logprobs": 1}, {"prompt_logprobs": 0}):
-        engine.add([9, 8, 7], SamplingParams(**hidden, **more))
+        engine.add(EngineRequest([9, 8, 7], SamplingParams(**hidden, **more)))
     plain, drawn, prompt = finish(engine).values()
     assert (len(plain[0]), plain[2]) == (4, "length")
     for tokens, said, finish_reason, stop_reason in (drawn, prompt):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 pytestmark = pytest.mark.gpu
 
@@ -61,7 +61,7 @@ def requests() -> list[tuple[list[int], SamplingParams]]:
 
 def run(engine: Engine, requests: list[tuple[list[int], SamplingParams]]) -> list[Said]:
     """Tokens of each request, and its log-probabilities exactly."""
-    ids = [engine.add(prompt, params) for prompt, params in requests]
+    ids = [engine.add(EngineRequest(prompt, params)) for prompt, params in requests]
     said: dict[int, Said] = {request: ([], []) for request in ids}
     while engine.has_unfinished:
         for update in engine.step().updates:

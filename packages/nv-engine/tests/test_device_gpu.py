@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,7 @@ def run(
 ) -> list[list[int]]:
     defaults = {"max_num_seqs": 16, "kvcache_block_size": 64, "num_kvcache_blocks": 200}
     engine = Engine(EngineConfig(model=str(checkpoint), **defaults | options))
-    ids = [engine.add(prompt, params) for prompt in prompts]
+    ids = [engine.add(EngineRequest(prompt, params)) for prompt in prompts]
     tokens: dict[int, list[int]] = {request: [] for request in ids}
     while engine.has_unfinished:
         for update in engine.step().updates:
@@ -127,7 +127,9 @@ def run_shaped(
     logprobs: dict[int, list[float]] = {}
     for index, prompt in enumerate(prompts):
         greedy: dict[str, Any] = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
-        request = engine.add(prompt, SamplingParams(**greedy | kinds[index % len(kinds)]))
+        request = engine.add(
+            EngineRequest(prompt, SamplingParams(**greedy | kinds[index % len(kinds)]))
+        )
         tokens[request], logprobs[request] = [], []
     while engine.has_unfinished:
         for update in engine.step().updates:
@@ -157,7 +159,7 @@ def test_measured_pool_fits_with_other_memory_in_use(checkpoint, prompts) -> Non
     total = torch.cuda.get_device_properties(0).total_memory
     params = SamplingParams(temperature=1, top_p=0.9, max_tokens=8, ignore_eos=True)
     for index in range(256):
-        engine.add([index % 300 + 3] * 60, params)
+        engine.add(EngineRequest([index % 300 + 3] * 60, params))
     while engine.has_unfinished:
         engine.step()
     assert torch.cuda.memory_reserved() - other.numel() < 0.42 * total

@@ -8,6 +8,7 @@ from nv_engine.config import EngineConfig
 from nv_engine.device import runner
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
+from nv_engine.request import EngineRequest
 from nv_engine.scheduling.sequence import Sequence, draw_key
 from transformers import AutoModelForCausalLM
 
@@ -16,7 +17,7 @@ def run(checkpoint, prompts, params, **options):
     """Completions in order of arrival, and the engine's metrics at the end."""
     settings = {"max_model_len": 256, "kvcache_block_size": 16, "device": "cpu", "max_num_seqs": 8}
     engine = Engine(EngineConfig(model=str(checkpoint), **{**settings, **options}))
-    ids = [engine.add(prompt, params) for prompt in prompts]
+    ids = [engine.add(EngineRequest(prompt, params)) for prompt in prompts]
     tokens = {request_id: [] for request_id in ids}
     while engine.has_unfinished:
         for update in engine.step().updates:
@@ -60,7 +61,7 @@ def test_n_completions_are_n_requests_with_the_derived_keys(checkpoint, length):
     settings = {"device": "cpu", "kvcache_block_size": 16, "enable_prefix_caching": False}
     config = EngineConfig(model=str(checkpoint), max_model_len=256, max_num_seqs=8, **settings)
     engine = Engine(config)
-    request_id = engine.add(prompt, params)
+    request_id = engine.add(EngineRequest(prompt, params))
     for index in range(4):  # requests of their own
         sequence = Sequence(100 + index, 0, prompt, params, seed=draw_key(7, index))
         engine._scheduler.add(sequence)
@@ -111,7 +112,7 @@ def run_each(checkpoint, requests, **options):
     """Tokens of every completion, in order of request and index."""
     settings = {"max_model_len": 256, "kvcache_block_size": 16, "device": "cpu", "max_num_seqs": 16}
     engine = Engine(EngineConfig(model=str(checkpoint), **{**settings, **options}))
-    ids = [engine.add(prompt, params) for prompt, params in requests]
+    ids = [engine.add(EngineRequest(prompt, params)) for prompt, params in requests]
     tokens = {
         (i, n): [] for i, (_, params) in zip(ids, requests, strict=True) for n in range(params.n)
     }
@@ -191,18 +192,18 @@ def test_a_list_is_admitted_longest_first_and_draws_as_if_added_one_by_one(check
 
     engine = Engine(EngineConfig(model=str(checkpoint), **options))
     with pytest.raises(ValueError, match="vocabulary"):
-        engine.add_list([(PROMPTS[0], kinds[0], None), ([5, 10**6], kinds[0], None)])
+        engine.add_list([EngineRequest(ids, kinds[0]) for ids in (PROMPTS[0], [5, 10**6])])
     assert not engine.has_unfinished
     engine.close()
 
     engine = Engine(EngineConfig(model=str(checkpoint), **options))
-    ids = engine.add_list([(*pair, None) for pair in zip(PROMPTS, kinds, strict=True)])
+    ids = engine.add_list(map(EngineRequest, PROMPTS, kinds))
     assert ids == [0, 1, 2, 3]
     listed, ended = drain(engine)
     assert ended == [1, 3, 2, 0]
     engine = Engine(EngineConfig(model=str(checkpoint), **options))
     for prompt, params in zip(PROMPTS, kinds, strict=True):
-        engine.add(prompt, params)
+        engine.add(EngineRequest(prompt, params))
     single, ended = drain(engine)
     assert ended == [0, 1, 2, 3]
     assert single == listed
@@ -221,10 +222,10 @@ def test_tokens_are_read_where_they_are_after_a_step_that_failed_late(
 
     with monkeypatch.context() as patched:
         patched.setattr(runner, "prompt_logprobs", fail)
-        engine.add(PROMPTS[0], SamplingParams(prompt_logprobs=1))
+        engine.add(EngineRequest(PROMPTS[0], SamplingParams(prompt_logprobs=1)))
         reasons = [update.finish_reason for update in engine.step().updates]
     assert reasons == ["error"]
-    engine.add(PROMPTS[1], params)
+    engine.add(EngineRequest(PROMPTS[1], params))
     tokens = []
     while engine.has_unfinished:
         tokens += [token for update in engine.step().updates for token in update.token_ids]

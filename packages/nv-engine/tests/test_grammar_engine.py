@@ -1,7 +1,7 @@
 """A grammar in plain Python through the engine: masks hold on every road, on CPU and card."""
 
 import pytest
-from nv_engine import Engine, EngineConfig, SamplingParams, StructuredOutputsParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams, StructuredOutputsParams
 
 VOCAB, EOS = 320, (1, 2)
 LEAST, MOST = 6, 30
@@ -64,7 +64,9 @@ def run(checkpoint, **options):
     sizes["gpu_memory_utilization"] = 0.3  # a card may be shared
     engine = Engine(EngineConfig(model=str(checkpoint), dtype="float32", **sizes | options))
     for prompt, params in zip(PROMPTS, REQUESTS, strict=True):
-        engine.add(prompt, params, Remainders() if params.structured_outputs else None)
+        engine.add(
+            EngineRequest(prompt, params, Remainders() if params.structured_outputs else None)
+        )
     tokens, ends = {}, {}
     while engine.has_unfinished:
         for update in engine.step().updates:

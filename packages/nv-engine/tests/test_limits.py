@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from nv_engine import limits
+from nv_engine import EngineRequest, limits
 from nv_engine.config import EngineConfig
 from nv_engine.device import control_tables
 from nv_engine.engine import Engine
@@ -61,15 +61,15 @@ def engine(checkpoint):
 )
 def test_what_depends_on_the_model_is_bounded(engine, more, prompt, message):
     with pytest.raises(ValueError, match=message):
-        engine.add(prompt, SamplingParams(**more))
+        engine.add(EngineRequest(prompt, SamplingParams(**more)))
     assert not engine.has_unfinished
 
 
 def test_prompt_log_probabilities_are_bounded(engine, monkeypatch):
     monkeypatch.setattr(limits, "MAX_LOGPROBS", 1000)
-    engine.validate([5] * 3, SamplingParams(prompt_logprobs=-1))
+    engine.validate(EngineRequest([5] * 3, SamplingParams(prompt_logprobs=-1)))
     with pytest.raises(ValueError, match="prompt_logprobs is 99, which for 11 tokens are 1100"):
-        engine.validate([5] * 11, SamplingParams(prompt_logprobs=99))
+        engine.validate(EngineRequest([5] * 11, SamplingParams(prompt_logprobs=99)))
 
 
 def hostile(generator):
@@ -105,7 +105,7 @@ def tokens_beside(engine, add_hostile):
         if index == 4:
             add_hostile()
         params = SamplingParams(max_tokens=9, ignore_eos=True, seed=index)
-        tokens[engine.add(prompt, params)] = []
+        tokens[engine.add(EngineRequest(prompt, params))] = []
     while engine.has_unfinished:
         for update in engine.step().updates:
             if update.request_id in tokens:
@@ -123,7 +123,7 @@ def check_hostile(engine, count):
 
         def add(prompt=prompt, more=more):
             with suppress(ValueError):  # refused: nothing runs
-                engine.add(prompt, SamplingParams(**{"max_tokens": 10, **more}))
+                engine.add(EngineRequest(prompt, SamplingParams(**{"max_tokens": 10, **more})))
 
         assert tokens_beside(engine, add)[0] == plain, more
 
@@ -161,7 +161,7 @@ def test_a_table_that_cannot_grow_ends_its_own_request_alone(
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(control_tables.SlotTable, "fit", refuse)
-            add = lambda: engine.add([5] * 30, SamplingParams(**more))  # noqa: E731
+            add = lambda: engine.add(EngineRequest([5] * 30, SamplingParams(**more)))  # noqa: E731
             assert tokens_beside(engine, add) == (plain, 1)
         assert tokens_beside(engine, add) == (plain, 0)
     engine.close()
@@ -199,5 +199,7 @@ class Failing:
 def test_a_grammar_that_fails_ends_its_own_request_alone(engine, at, where):
     plain, _ = tokens_beside(engine, lambda: None)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a*"))
-    found = tokens_beside(engine, lambda: engine.add([5], params, Failing(at, where)))
+    found = tokens_beside(
+        engine, lambda: engine.add(EngineRequest([5], params, Failing(at, where)))
+    )
     assert found == (plain, 1)

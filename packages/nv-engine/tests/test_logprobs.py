@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from nv_engine.device.logprobs import row_parts
 from transformers import AutoModelForCausalLM
 
@@ -36,7 +36,7 @@ def run(checkpoint, requests, **options):
     engine = Engine(EngineConfig(model=str(checkpoint), **{**settings, **options}))
     found = {}
     for prompt, params in requests:
-        request_id = engine.add(prompt, params)
+        request_id = engine.add(EngineRequest(prompt, params))
         found |= {(request_id, index): [[], [], None] for index in range(params.n)}
     while engine.has_unfinished:
         for update in engine.step().updates:
@@ -121,7 +121,7 @@ def test_a_cached_prompt_is_computed_for_its_logprobs_alone(checkpoint):
     cached = []
     for num in (None, 1, None):
         params = SamplingParams(max_tokens=1, prompt_logprobs=num)
-        engine.add(PROMPTS[3], params)
+        engine.add(EngineRequest(PROMPTS[3], params))
         while engine.has_unfinished:
             cached += [update.num_cached_tokens for update in engine.step().updates]
     assert cached == [0, 0, 32]

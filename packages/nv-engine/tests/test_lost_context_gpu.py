@@ -8,12 +8,12 @@ import pytest
 DIE = """
 import sys
 import torch
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 config = EngineConfig(model=sys.argv[1], max_model_len=64, enforce_eager=sys.argv[2] == "eager")
 engine = Engine(config)
 params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-ids = [engine.add([5, 6, 7], params) for _ in range(3)]
+ids = [engine.add(EngineRequest([5, 6, 7], params)) for _ in range(3)]
 for _ in range(3):
     engine.step()
 table = torch.arange(8, device="cuda")
@@ -26,7 +26,7 @@ while engine.has_unfinished:
 assert len(reasons) == 3, reasons
 ((reason, sentence),) = set(reasons.values())
 assert reason == "error" and "the CUDA context of this process is lost" in sentence, sentence
-for call in (lambda: engine.add([5], params), engine.step):
+for call in (lambda: engine.add(EngineRequest([5], params)), engine.step):
     try:
         call()
     except RuntimeError as error:

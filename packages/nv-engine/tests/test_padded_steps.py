@@ -5,7 +5,7 @@ from dataclasses import replace
 import nv_kernels as nk
 import pytest
 import torch
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from nv_engine.batch import Chunk
 from nv_engine.device import buckets as sizes
 from nv_engine.device import inputs
@@ -82,7 +82,7 @@ def run(checkpoint, kinds, lists=1, **options):
     for _ in range(lists):
         for number, params in enumerate(kinds):
             prompt = [(7 * number + 3 * i) % 300 + 5 for i in range(9 + 11 * number)]
-            said[engine.add(prompt, params)] = []
+            said[engine.add(EngineRequest(prompt, params))] = []
         while engine.has_unfinished:
             for update in engine.step().updates:
                 logprobs = [entry.logprobs for entry in update.logprobs or ()]

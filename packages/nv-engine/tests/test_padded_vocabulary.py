@@ -5,6 +5,7 @@ from nv_engine.config import EngineConfig
 from nv_engine.device.start import num_ids
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
+from nv_engine.request import EngineRequest
 
 KNOWN, VOCAB = 150, 320
 PROMPTS = [[5, 6, 7], list(range(20, 45)), [200, 300, 9], [4]]
@@ -36,7 +37,7 @@ def run(checkpoint, requests, device="cpu", **options):
     tokens = {}
     for index, params in enumerate(requests):
         rest = {"max_tokens": 12, "ignore_eos": True, "seed": index}
-        tokens[engine.add(PROMPTS[index % 4], SamplingParams(**rest | params))] = []
+        tokens[engine.add(EngineRequest(PROMPTS[index % 4], SamplingParams(**rest | params)))] = []
     while engine.has_unfinished:
         for update in engine.step().updates:
             tokens[update.request_id] += update.token_ids
@@ -97,7 +98,9 @@ def test_parameters_that_leave_only_ids_past_the_tokenizers_are_refused(checkpoi
     engine = Engine(config)
     every = [[token] for token in range(KNOWN)]
     with pytest.raises(ValueError, match=f"forbid all {KNOWN} tokens"):
-        engine.validate([5], SamplingParams(bad_words_token_ids=every))
-    engine.validate([5], SamplingParams(bad_words_token_ids=every[1:]))
-    engine.validate([5], SamplingParams(bad_words_token_ids=every, logit_bias={KNOWN: 1.0}))
+        engine.validate(EngineRequest([5], SamplingParams(bad_words_token_ids=every)))
+    engine.validate(EngineRequest([5], SamplingParams(bad_words_token_ids=every[1:])))
+    engine.validate(
+        EngineRequest([5], SamplingParams(bad_words_token_ids=every, logit_bias={KNOWN: 1.0}))
+    )
     engine.close()

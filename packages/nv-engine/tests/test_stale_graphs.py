@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from nv_engine import SamplingParams
+from nv_engine import EngineRequest, SamplingParams
 from nv_engine.device.control_tables import SlotTable
 from nv_engine.device.inputs import Layout
 from nv_engine.device.ring import ResultRing
@@ -22,7 +22,11 @@ def finish(engine):
 
 def ask(engine, count, **params):
     for number in range(count):
-        engine.add([5 + number, 6, 7] * 4, SamplingParams(temperature=0, ignore_eos=True, **params))
+        engine.add(
+            EngineRequest(
+                [5 + number, 6, 7] * 4, SamplingParams(temperature=0, ignore_eos=True, **params)
+            )
+        )
     return finish(engine)
 
 

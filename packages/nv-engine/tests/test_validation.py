@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nv_engine import Engine, EngineConfig
+from nv_engine import Engine, EngineConfig, EngineRequest
 from nv_engine.facts import ModelFacts
 from nv_engine.params import SamplingParams
 from nv_engine.validation import check_params, plain_prompt
@@ -76,13 +76,13 @@ def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
     engines = [Engine(EngineConfig(model=str(checkpoint), dtype="float32")) for _ in range(2)]
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
     with pytest.raises(ValueError, match=r"prompt 1: the prompt is empty"):
-        engines[0].add_list([([5, 6], params, None), ([], params, None)])
+        engines[0].add_list([EngineRequest([5, 6], params), EngineRequest([], params)])
     with pytest.raises(ValueError, match=r"^the prompt is empty"):
-        engines[0].add_list([([], params, None)])
+        engines[0].add_list([EngineRequest([], params)])
     assert not engines[0].has_unfinished
     found = []
     for engine in engines:
-        assert engine.add_list([([5, 6, 7], params, None)]) == [0]
+        assert engine.add_list([EngineRequest([5, 6, 7], params)]) == [0]
         tokens = []
         while engine.has_unfinished:
             tokens += [token for each in engine.step().updates for token in each.token_ids]

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from nv_engine.validation import Asked, numbered
+from nv_engine import EngineRequest
+from nv_engine.validation import numbered
 
 from nv_api.completion import Completion
 from nv_api.logprobs import TokenText, candidates
@@ -137,13 +138,13 @@ class Processor:
         distinct = {id(each): each for each in params}  # one may be of all prompts
         copies = {key: each.frozen() for key, each in distinct.items()}
         frozen = [copies[id(each)] for each in params]
-        asked: list[Asked] = []
+        asked: list[EngineRequest] = []
         made: dict[int, tuple[SamplingParams, CompiledGrammar | None]] = {}
         with numbered(asked, len(prompts)):
             for prompt, own in zip(prompts, frozen, strict=True):
                 if id(own) not in made:
                     made[id(own)] = self._lower(own), self._grammar(own)
-                asked.append((prompt.token_ids, *made[id(own)]))
+                asked.append(EngineRequest(prompt.token_ids, *made[id(own)]))
         ids = self._engine.add_list(asked, plain=True)
         try:
             requests = list(map(self._request, ids, prompts, frozen))

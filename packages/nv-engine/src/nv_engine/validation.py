@@ -16,8 +16,6 @@ from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
 from nv_engine.values import integer
 
-Asked = tuple[Iterable[int], SamplingParams, Grammar | None]
-"""A request: its prompt, its parameters and what they ask for, compiled."""
 MAX_ID = 2**63 - 1
 """Largest id that a user may give a request."""
 

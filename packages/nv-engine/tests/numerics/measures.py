@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from torch import nn
 
 
@@ -18,7 +18,9 @@ def text_logprobs(checkpoint: Path, passages: list[list[int]], **options: object
     defaults = {"max_num_seqs": 16, "kvcache_block_size": 64, "num_kvcache_blocks": 200}
     engine = Engine(EngineConfig(model=str(checkpoint), **defaults | options))
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    said: dict[int, list[float]] = {engine.add(passage, params): [] for passage in passages}
+    said: dict[int, list[float]] = {
+        engine.add(EngineRequest(passage, params)): [] for passage in passages
+    }
     while engine.has_unfinished:
         for update in engine.step().updates:
             said[update.request_id] += [x.logprobs[0] for x in update.prompt_logprobs or ()]

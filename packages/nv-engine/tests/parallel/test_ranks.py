@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import rank_workers
 import torch
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from nv_engine.batch import Batch, Chunk
 from nv_engine.executor import process
 from nv_engine.executor.parallel import Patience
@@ -178,11 +178,11 @@ def test_ranks_that_would_share_a_card_are_not_started(config, monkeypatch):
 
 SCRIPT = """
 import os, sys
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 config = EngineConfig(model=sys.argv[1], device="cpu", tensor_parallel_size=2, max_num_seqs=4)
 engine = Engine(config)
-engine.add([3, 4, 5], SamplingParams(max_tokens=100, ignore_eos=True))
+engine.add(EngineRequest([3, 4, 5], SamplingParams(max_tokens=100, ignore_eos=True)))
 engine.step()
 print(*engine.executor.process_ids, flush=True)
 {ending}
@@ -231,7 +231,7 @@ def test_an_engine_without_a_reference_ends_its_ranks(config, child_processes):
     before = child_processes()
     engine = Engine(config, ProcessExecutor(config, rank_workers.Echo))
     assert len(child_processes()) == len(before) + 2
-    engine.add([1, 2], SamplingParams())
+    engine.add(EngineRequest([1, 2], SamplingParams()))
     del engine
     assert child_processes() == before
 

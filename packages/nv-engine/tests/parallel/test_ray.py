@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import rank_workers
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from nv_engine.batch import Batch, Chunk
 
 ray = pytest.importorskip("ray")  # in the package's test group; not on every machine with cards
@@ -66,7 +66,7 @@ def batch_of(number):
 
 
 def completions(engine):
-    tokens = {engine.add(prompt, GREEDY): [] for prompt in PROMPTS}
+    tokens = {engine.add(EngineRequest(prompt, GREEDY)): [] for prompt in PROMPTS}
     while engine.has_unfinished:
         for update in engine.step().updates:
             assert update.finish_reason in (None, "length"), update.stop_reason
@@ -103,7 +103,7 @@ def test_four_ranks_on_two_nodes_say_what_one_says(config, checkpoint):
     assert completions(engine) == expected
 
     process_ids = engine.executor.process_ids
-    request = engine.add(PROMPTS[0], GREEDY)
+    request = engine.add(EngineRequest(PROMPTS[0], GREEDY))
     engine.step()
     os.kill(process_ids[3], signal.SIGKILL)
     (update,) = [u for u in steps(engine) if u.finish_reason]
@@ -177,13 +177,13 @@ def test_a_cluster_that_is_too_small(config, monkeypatch):
 
 SCRIPT = """
 import os, sys
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 config = EngineConfig(
     model=sys.argv[1], device="cpu", max_num_seqs=4, distributed_executor_backend="ray"
 )
 engine = Engine(config)
-engine.add([3, 4, 5], SamplingParams(max_tokens=100, ignore_eos=True))
+engine.add(EngineRequest([3, 4, 5], SamplingParams(max_tokens=100, ignore_eos=True)))
 engine.step()
 print(*engine.executor.process_ids, flush=True)
 {ending}

@@ -1,7 +1,7 @@
 """In bf16 two ranks round as often as one: their partial sums cost no exactness worth a name."""
 
 import pytest
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 NUM_LOGPROBS = 320  # the vocabulary
 PROMPTS = [[(11 * row + 7 * i) % 300 + 5 for i in range(3 + row)] for row in range(30)]
@@ -11,7 +11,7 @@ def next_logprobs(checkpoint, **options):
     """Log-probabilities of all tokens after each prompt."""
     engine = Engine(EngineConfig(model=str(checkpoint), device="cpu", max_num_seqs=8, **options))
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=NUM_LOGPROBS)
-    found = {engine.add(prompt, params): {} for prompt in PROMPTS}
+    found = {engine.add(EngineRequest(prompt, params)): {} for prompt in PROMPTS}
     while engine.has_unfinished:
         for update in engine.step().updates:
             (entry,) = update.logprobs

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import rank_workers
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from nv_engine.executor.process import ProcessExecutor
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -28,7 +28,7 @@ def completions(*engines, params=GREEDY, prompts=PROMPTS):
     tokens = [{} for _ in engines]
     for engine, own in zip(engines, tokens, strict=True):
         for prompt in prompts:
-            own[engine.add(prompt, params)] = []
+            own[engine.add(EngineRequest(prompt, params))] = []
     while any(engine.has_unfinished for engine in engines):
         for engine, own in zip(engines, tokens, strict=True):
             for update in engine.step().updates:
@@ -57,13 +57,13 @@ def test_n46_two_ranks_with_less_memory_on_one(checkpoint, one_rank, tmp_path):
     assert completions(engine, params=DRAWN) == [one_rank["drawn"]]
     for prompt in ([5, 320], [5, -1]):
         with pytest.raises(ValueError, match=r"token id (320|-1)"):
-            engine.add(prompt, GREEDY)  # N13
+            engine.add(EngineRequest(prompt, GREEDY))  # N13
     with pytest.raises(ValueError, match="logit_bias has token id 320"):
-        engine.add([5], SamplingParams(logit_bias={320: 1.0}))
+        engine.add(EngineRequest([5], SamplingParams(logit_bias={320: 1.0})))
     engine.close()
     engine.close()
     with pytest.raises(ValueError, match="closed"):
-        engine.add([5], GREEDY)
+        engine.add(EngineRequest([5], GREEDY))
     drawn = [(tmp_path / f"ids.{rank}").read_text() for rank in range(2)]
     assert drawn[0] == drawn[1] != ""
 
@@ -74,7 +74,7 @@ def test_four_ranks_then_one_less(checkpoint, one_rank):
     """Two KV heads on four ranks: each has two holders. Then a rank is killed."""
     engine = Engine(config_of(checkpoint, tensor_parallel_size=4))
     assert completions(engine) == [one_rank["greedy"]]
-    ids = [engine.add(prompt, GREEDY) for prompt in PROMPTS]
+    ids = [engine.add(EngineRequest(prompt, GREEDY)) for prompt in PROMPTS]
     engine.step()
     engine.step()
     os.kill(engine.executor.process_ids[2], signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_two_engines_at_once(checkpoint, one_rank):
 def test_ctrl_c_in_the_middle_of_a_step(checkpoint, one_rank):
     config = config_of(checkpoint, tensor_parallel_size=2, max_in_flight=0)
     engine = Engine(config, ProcessExecutor(config, rank_workers.interrupt))
-    tokens = {engine.add(prompt, GREEDY): [] for prompt in PROMPTS}
+    tokens = {engine.add(EngineRequest(prompt, GREEDY)): [] for prompt in PROMPTS}
     num_interrupts = 0
     while engine.has_unfinished:
         try:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import rank_workers
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from nv_engine.batch import Batch, Chunk
 from nv_engine.executor.parallel import Patience
 from nv_engine.executor.process import ProcessExecutor
@@ -26,7 +26,7 @@ def start(checkpoint, **options):
 
 
 def completions(engine, params):
-    tokens = {engine.add(prompt, params): [] for prompt in PROMPTS}
+    tokens = {engine.add(EngineRequest(prompt, params)): [] for prompt in PROMPTS}
     while engine.has_unfinished:
         for update in engine.step().updates:
             assert update.finish_reason in (None, "length"), update.stop_reason
@@ -82,7 +82,7 @@ def first_logprobs(engine):
     """Of each prompt's most likely next token."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=1)
     for prompt in PROMPTS:
-        engine.add(prompt[:20], params)  # together few enough tokens
+        engine.add(EngineRequest(prompt[:20], params))  # together few enough tokens
     updates = []
     while engine.has_unfinished:
         updates += engine.step().updates
@@ -96,7 +96,7 @@ def test_a_killed_rank_is_named_and_ends_what_ran(checkpoint, rank):
     engine = start(checkpoint, dtype="bfloat16", tensor_parallel_size=2)
     completions(engine, GREEDY)
     for prompt in PROMPTS:
-        engine.add(prompt, GREEDY)
+        engine.add(EngineRequest(prompt, GREEDY))
     engine.step()
     engine.step()
     os.kill(engine.executor.process_ids[rank], signal.SIGKILL)
@@ -124,7 +124,7 @@ def test_a_stopped_rank_is_named_and_the_card_is_free_again(checkpoint):
     expected = completions(engine, GREEDY)
     os.kill(engine.executor.process_ids[1], signal.SIGSTOP)
     for prompt in PROMPTS:
-        engine.add(prompt, GREEDY)
+        engine.add(EngineRequest(prompt, GREEDY))
     begin, reasons = time.monotonic(), []
     while engine.has_unfinished:
         reasons += [u.stop_reason for u in engine.step().updates if u.finish_reason == "error"]

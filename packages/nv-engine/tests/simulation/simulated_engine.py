@@ -8,6 +8,7 @@ from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
 from nv_engine.facts import ModelFacts
 from nv_engine.params import SamplingParams
+from nv_engine.request import EngineRequest
 from nv_engine.scheduling.sequence import draw_key
 
 
@@ -42,7 +43,7 @@ class Simulation:
         stream = (self.engine.config.seed, self.engine.metrics.num_requests)
         if params.seed is not None:
             stream = (params.seed,)
-        request_id = self.engine.add(prompt, params)
+        request_id = self.engine.add(EngineRequest(prompt, params))
         self.requests[request_id] = (list(prompt), params, stream)
         for index in range(params.n):
             self.tokens[request_id, index] = []

@@ -5,6 +5,7 @@ import pytest
 from nv_engine.engine import Engine
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.params import SamplingParams
+from nv_engine.request import EngineRequest
 from nv_engine.scheduling.policy import longest_first
 
 
@@ -49,7 +50,7 @@ def prompt_of(length, first=2):
 def test_n06_n13_bad_prompts_are_refused(simulation, prompt, message):
     sim = simulation()
     with pytest.raises(ValueError, match=message):
-        sim.engine.add(prompt, params())
+        sim.engine.add(EngineRequest(prompt, params()))
     assert not sim.engine.has_unfinished
 
 
@@ -65,7 +66,7 @@ def test_n06_n13_bad_prompts_are_refused(simulation, prompt, message):
 def test_n13_ids_outside_the_vocabulary_in_the_parameters(simulation, more):
     sim = simulation()
     with pytest.raises(ValueError, match=f"{next(iter(more))} has token id 29"):
-        sim.engine.add([5], SamplingParams(**more))
+        sim.engine.add(EngineRequest([5], SamplingParams(**more)))
     assert not sim.engine.has_unfinished
 
 
@@ -73,7 +74,7 @@ def test_a_grammar_that_is_only_named_is_refused(simulation):
     sim = simulation()
     asked = StructuredOutputsParams(choice=["a"])
     with pytest.raises(ValueError, match="structured_outputs"):
-        sim.engine.add([5], SamplingParams(structured_outputs=asked))
+        sim.engine.add(EngineRequest([5], SamplingParams(structured_outputs=asked)))
     sim.check_idle()
 
 
@@ -87,13 +88,13 @@ def test_a_grammar_that_is_only_named_is_refused(simulation):
 )
 def test_parameters_that_leave_nothing_to_draw_or_need_text(simulation, fields, message):
     with pytest.raises(ValueError, match=message):
-        simulation().engine.add([5], SamplingParams(**fields))
+        simulation().engine.add(EngineRequest([5], SamplingParams(**fields)))
 
 
 def test_n07_a_refused_request_leaves_nothing_behind(simulation):
     sim = simulation()
     with pytest.raises(ValueError, match="empty"):
-        sim.engine.add([], params())
+        sim.engine.add(EngineRequest([], params()))
     sim.check_idle()
     sim.add(prompt_of(3), params())
     sim.run()
@@ -102,10 +103,10 @@ def test_n07_a_refused_request_leaves_nothing_behind(simulation):
 
 def test_an_id_in_use_is_refused_and_a_free_one_taken(simulation):
     sim = simulation()
-    assert sim.engine.add([5], params(1), request_id=40) == 40
+    assert sim.engine.add(EngineRequest([5], params(1), request_id=40)) == 40
     with pytest.raises(ValueError, match="request_id is 40"):
-        sim.engine.add([5], params(1), request_id=40)
-    assert sim.engine.add([5], params(1)) == 41
+        sim.engine.add(EngineRequest([5], params(1), request_id=40))
+    assert sim.engine.add(EngineRequest([5], params(1))) == 41
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, "x", True, float("nan"), 2**63, [3]])
@@ -114,17 +115,17 @@ def test_an_id_that_is_no_integer_from_0_is_refused(simulation, wrong):
     with pytest.raises(
         ValueError, match=r"request_id is .*: it must be an integer,.*leave it out"
     ) as error:
-        sim.engine.add([5], params(1), request_id=wrong)
+        sim.engine.add(EngineRequest([5], params(1), request_id=wrong))
     assert repr(wrong) in str(error.value)
     sim.check_idle()
     assert sim.engine.metrics.num_requests == 0
-    assert sim.engine.add([5], params(1)) == 0
+    assert sim.engine.add(EngineRequest([5], params(1))) == 0
 
 
 @pytest.mark.parametrize("given", [0, 2**63 - 1, np.int64(7)])
 def test_an_id_is_taken_as_a_plain_int(simulation, given):
     engine = simulation().engine
-    request_id = engine.add([5], params(1), request_id=given)
+    request_id = engine.add(EngineRequest([5], params(1), request_id=given))
     assert type(request_id) is int
     assert request_id == given
     assert [update.request_id for update in engine.abort(given)] == [given]
@@ -229,7 +230,7 @@ def test_a_closed_engine_takes_no_requests(simulation):
     sim.engine.close()
     sim.engine.close()
     with pytest.raises(ValueError, match="closed"):
-        sim.engine.add([5], params())
+        sim.engine.add(EngineRequest([5], params()))
 
 
 def test_the_policy_orders_admission(simulation):

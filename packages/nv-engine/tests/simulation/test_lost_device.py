@@ -6,6 +6,7 @@ import signal
 import pytest
 from nv_engine.executor.loss import FATAL, DeviceLost, loss_of
 from nv_engine.params import SamplingParams
+from nv_engine.request import EngineRequest
 
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 TORCH = "CUDA error: {}\nCUDA kernel errors might be asynchronously reported at some other API call"
@@ -55,7 +56,11 @@ def test_a_lost_device_ends_every_request_and_refuses_new_ones(simulation, depth
     assert str(error).splitlines()[0] in sentence
     assert isinstance(error, DeviceLost) or "make the LLM in a new process" in sentence
     num_calls = broken.count
-    for refused in (lambda: sim.engine.add([5], PARAMS), sim.engine.step, sim.engine.check_usable):
+    for refused in (
+        lambda: sim.engine.add(EngineRequest([5], PARAMS)),
+        sim.engine.step,
+        sim.engine.check_usable,
+    ):
         with pytest.raises(RuntimeError) as again:
             refused()
         assert str(again.value) == sentence
@@ -109,7 +114,7 @@ def test_b08_a_fork_neither_runs_nor_closes(simulation):
     if not child:
         signal.alarm(60)
         refusals = 0
-        for call in (sim.engine.step, lambda: sim.engine.add([5], PARAMS)):
+        for call in (sim.engine.step, lambda: sim.engine.add(EngineRequest([5], PARAMS))):
             try:
                 call()
             except RuntimeError as error:

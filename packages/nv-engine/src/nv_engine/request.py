@@ -1,0 +1,29 @@
+"""EngineRequest: one prompt and what is asked of its completions.
+
+Owns the record that travels from text to tokens. Never checks it: the engine does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nv_engine.grammar import Grammar
+from nv_engine.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt, which an engine completes `params.n` times.
+
+    Attributes:
+        token_ids: the prompt: [num_tokens] token ids.
+        params: its sampling parameters; the engine keeps a copy of its own. Without a seed, the
+            request draws by (engine seed, number of requests before it).
+        grammar: what `params.structured_outputs` asks for, compiled; None if it asks for nothing.
+        request_id: an id from 0 to 2**63 - 1 that no unfinished request has; None: the next free
+            one.
+    """
+
+    token_ids: Iterable[int]
+    params: SamplingParams
+    grammar: Grammar | None = None
+    request_id: int | None = None
