@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-import nv_api.llm
+import nv_api.start
 import pytest
 import torch
 from nv_engine.validation import numbered
@@ -242,5 +242,5 @@ def engine() -> ScriptedEngine:
 @pytest.fixture
 def scripted(monkeypatch, engine, folder):
     """Make an LLM over the scripted engine; options as for LLM."""
-    monkeypatch.setattr(nv_api.llm, "start_engine", lambda config: engine)
-    return lambda **options: nv_api.llm.LLM(str(folder), **options)
+    monkeypatch.setattr(nv_api.start, "Engine", lambda config: engine)
+    return lambda **options: nv_api.LLM(str(folder), **options)

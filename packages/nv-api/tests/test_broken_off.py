@@ -41,8 +41,9 @@ class Breaker:
         return self.line
 
 
-WAY_BACK = ("scheduler.py", "sequence.py", "processor.py", "completion.py", "detokenizer.py",
-            "stopping.py", "nv_api/logprobs.py", "session.py", "llm.py", "engine.py")  # fmt: skip
+WAY_BACK = ("scheduler.py", "sequence.py", "processor.py", "nv_api/request.py", "completion.py",
+            "detokenizer.py", "stopping.py", "nv_api/logprobs.py", "session.py", "llm.py",
+            "engine.py")  # fmt: skip
 REQUESTS = {
     "plain": ([11, 12, 13], {"max_tokens": 3}),
     "several": ([21, 22], {"n": 2, "seed": 5, "temperature": 1, "max_tokens": 2}),
@@ -94,7 +95,7 @@ def stop(llm):
     """A stop string that the request of that name meets at its third token."""
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=4)
     tokens = llm.generate([REQUESTS["stop"][0]], params, use_tqdm=False)[0]["token_ids"]
-    texts = [llm._text.token_text(token) for token in tokens]
+    texts = [llm._tokenizer.token_text(token) for token in tokens]
     return texts[1] + texts[2] if all(texts[1:3]) else texts[2]
 
 

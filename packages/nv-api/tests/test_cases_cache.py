@@ -178,7 +178,7 @@ def test_changed_weights_and_a_reset_equal_a_cold_engine(start, truth):
     """N28: every weight negated but the embedding, so that no cached key or value is right."""
 
     def change(llm):
-        model = llm._engine.executor._runner._model
+        model = llm._session._engine.executor._runner._model
         for name, parameter in model.named_parameters():
             if "proj" in name:
                 parameter.neg_()

@@ -175,7 +175,7 @@ def test_a_second_thread_is_refused_and_harms_nothing(checkpoint, monkeypatch, c
     params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     refused = []
     with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4) as llm:
-        executor = llm._engine.executor
+        executor = llm._session._engine.executor
 
         def ask():
             with pytest.raises(RuntimeError, match="another thread is using this LLM"):

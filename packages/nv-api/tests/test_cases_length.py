@@ -41,9 +41,11 @@ def test_b13_a_scaled_rope_takes_prompts_of_its_length(scaled, rope, own, asked)
 
 
 def test_b13_a_length_that_is_cut_is_told(scaled):
-    with pytest.warns(UserWarning, match=r"max_model_len is 300 and the model's own length is 256"):
+    match = r"max_model_len is 300 and the model's own length is 256"
+    with pytest.warns(UserWarning, match=match) as warned:
         llm = scaled(LINEAR, max_model_len=300)
     llm.close()
+    assert warned[0].filename == __file__  # the line that calls LLM
 
 
 def test_b13_the_default_is_cut_without_a_word(scaled):

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
-import nv_api.llm
+import nv_api.start
 import pytest
 from nv_api.cli import DEMO_SENTENCE, ENGINE_OPTIONS, app, main
 from nv_engine import EngineConfig
@@ -20,8 +20,8 @@ def nv(monkeypatch, engine, folder):
         engine.closed = False
         return engine
 
-    monkeypatch.setattr(nv_api.llm, "start_engine", start_engine)
-    monkeypatch.setattr(nv_api.llm, "resolve", lambda model, revision: folder)
+    monkeypatch.setattr(nv_api.start, "Engine", start_engine)
+    monkeypatch.setattr(nv_api.start, "resolve", lambda model, revision: folder)
     return lambda *args, **options: CliRunner().invoke(app, args, **options)
 
 
@@ -62,13 +62,13 @@ def test_options_become_parameters(nv, engine, monkeypatch):
 
 def test_the_demo_chats_as_its_authors_recommend(nv, monkeypatch):
     seen = []
-    stream = nv_api.llm.LLM._stream_chat
+    stream = nv_api.LLM.stream_chat
 
     def note(self, messages, params):
         seen.append((params.temperature, params.top_p, params.max_tokens))
         return stream(self, messages, params)
 
-    monkeypatch.setattr(nv_api.llm.LLM, "_stream_chat", note)
+    monkeypatch.setattr(nv_api.LLM, "stream_chat", note)
     given = ["--temperature", "0.7"], ["--top-p", "0.5", "--max-tokens", "3"], ["--model", "m"]
     for options in [], *given:
         nv("chat", *options, input="a\n")
@@ -77,13 +77,13 @@ def test_the_demo_chats_as_its_authors_recommend(nv, monkeypatch):
 
 def test_an_answer_that_repeats_itself_is_stopped(nv, engine, monkeypatch):
     seen = []
-    stream = nv_api.llm.LLM._stream_chat
+    stream = nv_api.LLM.stream_chat
 
     def note(self, messages, params):
         seen.append([message["content"] for message in messages])
         return stream(self, messages, params)
 
-    monkeypatch.setattr(nv_api.llm.LLM, "_stream_chat", note)
+    monkeypatch.setattr(nv_api.LLM, "stream_chat", note)
     engine.answers = [[40, *[39, 41] * 400], [39, 256]]
     result = nv("chat", "--max-tokens", "900", input="one\ntwo\n")
     assert (result.exit_code, result.stdout) == (0, "I" + "HJ" * 200 + "\nH\n")
@@ -133,13 +133,13 @@ def test_a_full_context_does_not_end_the_chat(nv, engine):
 
 def test_clear_forgets_all_but_the_system_message(nv, engine, monkeypatch):
     seen = []
-    stream = nv_api.llm.LLM._stream_chat
+    stream = nv_api.LLM.stream_chat
 
     def note(self, messages, params):
         seen.append([message["content"] for message in messages])
         return stream(self, messages, params)
 
-    monkeypatch.setattr(nv_api.llm.LLM, "_stream_chat", note)
+    monkeypatch.setattr(nv_api.LLM, "stream_chat", note)
     engine.answers = [[39, 256]] * 3
     nv("chat", "--system", "s", input="one\ntwo\n/clear\nthree\n")
     assert seen == [["s", "one"], ["s", "one", "H", "two"], ["s", "three"]]
@@ -167,7 +167,7 @@ def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
         configs.append(config)
         return engine
 
-    monkeypatch.setattr(nv_api.llm, "start_engine", start_engine)
+    monkeypatch.setattr(nv_api.start, "Engine", start_engine)
     nv("generate", "a", "--dtype", "float32", "--device", "cpu", "--tensor-parallel-size", "2")
     assert [(c.dtype, c.device, c.tensor_parallel_size) for c in configs] == [("float32", "cpu", 2)]
     more = ["--max-model-len", "99", "--gpu-memory-utilization", "0.5", "--kv-cache-dtype", "fp8"]
@@ -179,7 +179,7 @@ def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
 
 def test_options_left_out_are_the_engine_s_own(nv, engine, monkeypatch):
     configs = []
-    monkeypatch.setattr(nv_api.llm, "start_engine", lambda c: configs.append(c) or engine)
+    monkeypatch.setattr(nv_api.start, "Engine", lambda c: configs.append(c) or engine)
     nv("generate", "a")
     plain = EngineConfig(model="a")
     for name in ENGINE_OPTIONS:

@@ -51,7 +51,7 @@ def test_a_refused_prompt_leaves_no_block_held(llm, bad):  # N06, N07, N13
 def test_an_interrupted_generate_leaves_no_block_held(llm, monkeypatch):  # N08
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     expected = llm.generate(["c", "d"], params, use_tqdm=False)
-    submit, calls = type(llm._engine.executor).submit, []
+    submit, calls = type(llm._session._engine.executor).submit, []
 
     def interrupted(self, batch):
         calls.append(batch)
@@ -60,7 +60,7 @@ def test_an_interrupted_generate_leaves_no_block_held(llm, monkeypatch):  # N08
         return submit(self, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(llm._engine.executor), "submit", interrupted)
+        patch.setattr(type(llm._session._engine.executor), "submit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b"], params, use_tqdm=False)
     assert num_held(llm) == 0

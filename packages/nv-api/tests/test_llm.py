@@ -1,7 +1,7 @@
 import json
 import shutil
 
-import nv_api.llm
+import nv_api.start
 import pytest
 from nv_engine import SamplingParams
 
@@ -71,7 +71,7 @@ def test_params_for_all_for_each_and_for_none(scripted):
 def test_none_is_what_the_checkpoint_recommends(scripted, folder, monkeypatch, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    monkeypatch.setattr(nv_api.llm, "resolve", lambda model, revision: copy)
+    monkeypatch.setattr(nv_api.start, "resolve", lambda model, revision: copy)
     recommended = {"temperature": 0.5, "top_k": 7, "max_new_tokens": 3, "do_sample": True}
     (copy / "generation_config.json").write_text(json.dumps(recommended))
     llm = scripted()
@@ -98,7 +98,7 @@ def test_a_bad_recommendation_names_its_file(
 ):
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    monkeypatch.setattr(nv_api.llm, "resolve", lambda model, revision: copy)
+    monkeypatch.setattr(nv_api.start, "resolve", lambda model, revision: copy)
     (copy / "generation_config.json").write_text(json.dumps(recommended))
     with pytest.raises(ValueError, match=message) as error:
         scripted()

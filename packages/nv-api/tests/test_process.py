@@ -65,7 +65,7 @@ def test_b05_first_engines_may_be_made_in_several_threads(checkpoint):
         lambda llm: llm.chat([{"role": "user", "content": "a"}], PARAMS, use_tqdm=False),
         lambda llm: llm.add_request("a", PARAMS),
         lambda llm: llm.step(),
-        lambda llm: next(llm._stream_chat([{"role": "user", "content": "a"}], PARAMS)),
+        lambda llm: next(llm.stream_chat([{"role": "user", "content": "a"}], PARAMS)),
         lambda llm: llm.reset_prefix_cache(),
     ],
     ids=["generate", "chat", "add_request", "step", "stream", "reset_prefix_cache"],
@@ -82,7 +82,7 @@ def test_b08_a_fork_is_refused_at_once_and_its_parent_goes_on(llm, call):
 
 def test_b08_a_fork_drops_and_closes_what_it_inherited(checkpoint):
     llm = LLM(checkpoint, device="cpu", num_kvcache_blocks=8, max_model_len=64)
-    stream = llm._stream_chat([{"role": "user", "content": "a"}], PARAMS)
+    stream = llm.stream_chat([{"role": "user", "content": "a"}], PARAMS)
     next(stream)
 
     def drop():
@@ -93,13 +93,13 @@ def test_b08_a_fork_drops_and_closes_what_it_inherited(checkpoint):
         gc.collect()
 
     assert status_of(drop) == ""
-    assert "".join(stream) is not None
+    assert [len(delta.token_ids) for delta in stream] == [1, 1]
     assert len(llm.generate("a", PARAMS, use_tqdm=False)[0]["token_ids"]) == 3
     llm.close()
 
 
 def test_b08_a_fork_in_the_midst_of_a_step_is_refused(llm, monkeypatch):
-    submit, forked = llm._engine.executor.submit, []
+    submit, forked = llm._session._engine.executor.submit, []
 
     def fork(batch):
         if not forked:
@@ -107,7 +107,7 @@ def test_b08_a_fork_in_the_midst_of_a_step_is_refused(llm, monkeypatch):
             signal.alarm(0 if forked[0] else SECONDS)
         return submit(batch)
 
-    monkeypatch.setattr(llm._engine.executor, "submit", fork)
+    monkeypatch.setattr(llm._session._engine.executor, "submit", fork)
     try:
         output = llm.generate("a", PARAMS, use_tqdm=False)[0]
     except RuntimeError as error:

@@ -43,7 +43,7 @@ def test_deltas_joined_are_the_output(engine, tokenizer, burst):
     engine.burst = burst
     processor = Processor(engine, tokenizer)
     prompt = prompt_of(tokenizer, "héllo, 日本 🎉")
-    request = processor.add(prompt, SamplingParams(max_tokens=100))
+    (request,) = processor.add([prompt], [SamplingParams(max_tokens=100)])
     given = deltas(engine, processor, request)
     assert "".join(delta.text for delta in given) == request.output()["text"] == prompt.text
     assert [token for delta in given for token in delta.token_ids] == [*prompt.token_ids, EOS]
@@ -55,7 +55,7 @@ def test_deltas_joined_are_the_output(engine, tokenizer, burst):
 def test_no_part_of_a_stop_string_is_in_a_delta(engine, tokenizer, include):  # N35
     processor = Processor(engine, tokenizer)
     params = SamplingParams(stop=["OPS"], include_stop_str_in_output=include, max_tokens=100)
-    request = processor.add(prompt_of(tokenizer, "an OOPS here"), params)
+    (request,) = processor.add([prompt_of(tokenizer, "an OOPS here")], [params])
     given = [delta.text for delta in deltas(engine, processor, request)]
     assert "".join(given) == request.output()["text"] == ("an OOPS" if include else "an O")
     assert not any("P" in text for text in given[:-1])
@@ -113,7 +113,7 @@ def test_a_character_cut_short_is_text_at_the_end(byte_level, stop, expected):
 
 def test_snapshots_grow(engine, tokenizer):
     processor = Processor(engine, tokenizer)
-    request = processor.add(prompt_of(tokenizer, "abc"), SamplingParams(n=2))
+    (request,) = processor.add([prompt_of(tokenizer, "abc")], [SamplingParams(n=2)])
     seen = []
     while processor.has_unfinished:
         processor.process(engine.step().updates)
@@ -131,7 +131,7 @@ def test_a_completion_that_its_text_ended_is_aborted_while_its_siblings_run(engi
     engine.answers = [tokenizer.encode(["ab STOP and more"])[0]]  # the second begins at "b"
     processor = Processor(engine, tokenizer)
     params = SamplingParams(n=2, max_tokens=30, stop="STO")
-    request = processor.add(TokenPrompt("x", [5]), params)
+    (request,) = processor.add([TokenPrompt("x", [5])], [params])
     while not request.completions[1].finished:
         processor.process(engine.step().updates)
     assert engine.aborted == [(0, 1)]
@@ -144,7 +144,7 @@ def test_a_completion_that_its_text_ended_is_aborted_while_its_siblings_run(engi
 
 def test_an_aborted_request_ends_with_what_it_has(engine, tokenizer):
     processor = Processor(engine, tokenizer)
-    request = processor.add(prompt_of(tokenizer, "abc"), SamplingParams(stop=["bcd"]))
+    (request,) = processor.add([prompt_of(tokenizer, "abc")], [SamplingParams(stop=["bcd"])])
     processor.process(engine.step().updates)
     processor.process(engine.step().updates)
     assert request.completions[0].delta().text == "a"
@@ -157,7 +157,7 @@ def test_an_aborted_request_ends_with_what_it_has(engine, tokenizer):
 
 def test_an_error_ends_one_request_and_keeps_its_reason(engine, tokenizer):
     processor = Processor(engine, tokenizer)
-    bad, good = (processor.add(prompt_of(tokenizer, text), SamplingParams()) for text in "ab")
+    bad, good = processor.add([prompt_of(tokenizer, text) for text in "ab"], [SamplingParams()] * 2)
     updates = engine.step().updates
     updates[0].token_ids, updates[0].finish_reason = [], "error"
     updates[0].stop_reason = "out of memory"
@@ -171,7 +171,7 @@ def test_an_error_ends_one_request_and_keeps_its_reason(engine, tokenizer):
 def test_closing_a_stream_aborts_it(engine, tokenizer):
     session = Session(engine, tokenizer)
     stream = session.stream(prompt_of(tokenizer, "abc"), SamplingParams())
-    assert next(stream) == "a"
+    assert next(stream).text == "a"
     stream.close()
     assert session.finished
     assert engine.running == []
@@ -179,8 +179,9 @@ def test_closing_a_stream_aborts_it(engine, tokenizer):
 
 def test_a_stream_keeps_what_others_finish(engine, tokenizer):
     session = Session(engine, tokenizer)
-    other = session.add(prompt_of(tokenizer, "x"), SamplingParams())
-    assert "".join(session.stream(prompt_of(tokenizer, "abc"), SamplingParams())) == "abc"
+    (other,) = session.add([prompt_of(tokenizer, "x")], [SamplingParams()])
+    stream = session.stream(prompt_of(tokenizer, "abc"), SamplingParams())
+    assert "".join(delta.text for delta in stream) == "abc"
     (finished,), _ = session.step()
     assert finished == (other.request_id, other.completions[0].token_ids)
 

@@ -12,6 +12,7 @@ from nv_api import LLM, SamplingParams
 ray = pytest.importorskip("ray")  # in the package's test group; not on every machine with cards
 
 from nv_api.ray import NvPredictor  # noqa: E402
+from nv_api.start import start  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 OPTIONS = {"device": "cpu", "kvcache_block_size": 16, "max_num_seqs": 8, "max_model_len": 128}
@@ -108,21 +109,21 @@ def test_an_engine_whose_device_fails_is_started_again_once(checkpoint, llm, mon
     def fail(batch):
         raise RuntimeError("fell off the bus")
 
-    first = predictor._llm
-    first._engine.executor.submit = fail
+    first = predictor._started
+    first.session._engine.executor.submit = fail
     prompts = ["hello", "", "a"]
     batch = predictor({"prompt": objects(*prompts)})
-    assert predictor._llm is not first
+    assert predictor._started is not first
     assert columns(batch)[::2] == said(llm, ["hello", "a"])
     assert columns(batch)[1] == (None, None, "error")
 
     def started_broken():
-        broken = LLM(checkpoint, **OPTIONS)
-        broken._engine.executor.submit = fail
+        broken = start(checkpoint, OPTIONS)
+        broken.session._engine.executor.submit = fail
         return broken
 
     monkeypatch.setattr(predictor, "_start", started_broken)
-    predictor._llm._engine.executor.submit = fail
+    predictor._started.session._engine.executor.submit = fail
     with pytest.raises(RuntimeError, match=r"failed twice: .*fell off the bus"):
         predictor({"prompt": objects("hello")})
 

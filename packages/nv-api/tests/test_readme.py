@@ -1,16 +1,16 @@
 import re
 from pathlib import Path
 
-import nv_api.llm
+import nv_api.start
 
 
 def test_the_readme_block_runs(checkpoint, monkeypatch, capsys):
-    resolve = nv_api.llm.resolve
+    resolve = nv_api.start.resolve
 
     def tiny(model, revision=None):
         return resolve(checkpoint if model == "demo" else model, revision)
 
-    monkeypatch.setattr(nv_api.llm, "resolve", tiny)
+    monkeypatch.setattr(nv_api.start, "resolve", tiny)
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     exec(compile(block, "README.md", "exec"), {})

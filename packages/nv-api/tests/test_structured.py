@@ -130,14 +130,14 @@ def test_others_do_not_wait_for_a_grammar(start, depth):
 def test_an_interrupted_grammar_goes_on_where_it_was(start, alone, monkeypatch):
     with start(max_in_flight=2) as llm:
         ids = [llm.add_request(f"prompt {i}", params) for i, params in enumerate(mixed())]
-        submit, count = llm._engine.executor.submit, iter(range(1000))
+        submit, count = llm._session._engine.executor.submit, iter(range(1000))
 
         def interrupted(batch):
             if next(count) in (5, 6, 11):
                 raise KeyboardInterrupt
             return submit(batch)
 
-        monkeypatch.setattr(llm._engine.executor, "submit", interrupted)
+        monkeypatch.setattr(llm._session._engine.executor, "submit", interrupted)
         found, num_interrupts = {request_id: [] for request_id in ids}, 0
         while not llm.is_finished():
             try:

@@ -1,8 +1,11 @@
 """The public surface, frozen: a change here is a change of the contract."""
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import nv_api
 import pytest
@@ -36,6 +39,12 @@ METHODS = {
     "reset_prefix_cache": "",
     "score": "data_1, data_2, use_tqdm=True, pooling_params=None, lora_request=None",
     "step": "",
+    "stream": "prompt, sampling_params=None",
+    "stream_chat": (
+        "messages, sampling_params=None, *, chat_template=None, add_generation_prompt=True, "
+        "continue_final_message=False, tools=None, chat_template_kwargs=None, "
+        "chat_template_content_format='auto'"
+    ),
 }
 RESULTS = {
     "CompletionOutput": (
@@ -65,6 +74,27 @@ def test_methods():
     public = {name: parameters(f) for name, f in functions.items() if name[0] != "_"}
     assert public == METHODS
     assert parameters(nv_api.LLM.__init__) == "model, **options"
+
+
+@pytest.mark.parametrize("module", ["cli", "ray"])
+def test_front_ends_use_public_names_only(module):
+    """An attribute that begins with an underscore is read of `self` alone."""
+    path = Path(next(iter(nv_api.__path__))) / f"{module}.py"
+    attributes = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)]
+    private = {
+        ast.unparse(each)
+        for each in attributes
+        if re.match("_[^_]", each.attr) and ast.unparse(each.value) != "self"
+    }
+    assert private == set()
+    assert len(attributes) > 20
+
+
+def test_only_the_session_holds_the_engine(scripted, engine):
+    llm = scripted()
+    assert [name for name, value in vars(llm).items() if value is engine] == []
+    llm.close()
+    assert engine.closed
 
 
 def test_results():

@@ -1,6 +1,6 @@
-"""Arguments: vLLM's names for arguments of `LLM`'s methods that ours do not have.
+"""Arguments: vLLM's arguments that the methods of `LLM` do not have.
 
-Owns the table; how such names are answered is nv-engine's.
+Owns the table; `nv_engine.names` raises and warns by it.
 """
 
 from nv_engine.names import ForeignNames

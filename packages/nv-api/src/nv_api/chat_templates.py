@@ -1,6 +1,6 @@
-"""Chat templates: where a folder keeps them, and whether they are Jinja.
+"""Chat templates: the files of a folder that hold them, and the check that they are Jinja.
 
-Never renders one.
+Never renders a template.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from jinja2 import TemplateSyntaxError
 from nv_models.fields import read_json
 
 Templates: TypeAlias = str | dict[str, str] | None
-"""One template, or several by name ("default", "tool_use", ...), or none."""
+"""One template, several by name ("default", "tool_use", ...), or None."""
 
 
 def template_of(folder: Path) -> Templates:
     """The chat templates of a folder.
 
-    chat_template.jinja and additional_chat_templates/NAME.jinja win over tokenizer_config.json's
-    `chat_template` (as in transformers), and that over chat_template.json, where older processors
-    keep it.
+    chat_template.jinja and additional_chat_templates/NAME.jinja win over `chat_template` in
+    tokenizer_config.json (as in transformers), which wins over chat_template.json (of older
+    processors).
 
     Raises:
         ValueError: a `chat_template` that is neither a text nor a list of named texts.

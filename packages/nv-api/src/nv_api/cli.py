@@ -1,7 +1,7 @@
 """The `nv` command: complete prompts and chat in a terminal.
 
-Owns the terminal: options, what is printed where, errors as one sentence. Everything else is
-`LLM`'s, which is imported only when a model is wanted, so that help and version are fast.
+Owns the terminal: options, output, and errors as one sentence. `LLM` does the rest; it is imported
+only when a model is needed, so that help and version are fast.
 """
 
 import inspect
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEMO = "demo"
 DEMO_CHAT = {"temperature": 0.2, "top_p": 0.9}
-"""How the demo model's authors sample its answers."""
+"""The sampling that the demo model's authors recommend."""
 DEMO_COMPLETION = {"temperature": 0.0}
 DEMO_SENTENCE = (
     "No --model given: using the demo model, SmolLM2-135M-Instruct, which is small and often wrong."
@@ -54,7 +54,7 @@ MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options that every command has."""
+    """The options of every command."""
 
     model: Annotated[
         str | None, typer.Option(help="Folder, .gguf file or hub name.", show_default="demo")
@@ -85,10 +85,10 @@ class Settings:
     def start(
         self, max_tokens: int, demo: dict[str, float]
     ) -> "Iterator[tuple[LLM, SamplingParams]]":
-        """The model, loaded, and how to sample; an error is one sentence, and the exit code 1.
+        """The loaded model and its sampling parameters; an error is one sentence and exit code 1.
 
-        The demo model samples as `demo` says where the options do not, and a sentence says that
-        it is the demo; others follow their own recommendation.
+        Options come first, then `demo` for the demo model, then the checkpoint's recommendation.
+        If no model was given, a sentence on stderr says that the demo model is used.
         """
         with _errors_as_sentences():
             given = self._sampling(max_tokens, demo)
@@ -103,7 +103,7 @@ class Settings:
                 yield llm, replace(llm.get_default_sampling_params(), **given)
 
     def _sampling(self, max_tokens: int, demo: dict[str, float]) -> dict[str, Any]:
-        """The sampling parameters that were given, checked before a model is loaded."""
+        """The given sampling parameters, checked before a model is loaded."""
         from nv_engine import SamplingParams  # noqa: PLC0415  # imports torch: seconds
 
         named = {"temperature": self.temperature, "top_p": self.top_p, "seed": self.seed}
@@ -116,7 +116,7 @@ class Settings:
 
 
 def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Let typer see the options of `Settings`, a command's first argument, behind its own."""
+    """Add the options of `Settings`, a command's first argument, after the command's own."""
     shared = inspect.signature(Settings).parameters
 
     @wraps(command)
@@ -198,16 +198,17 @@ def chat(
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:
     """Print an answer as it comes, up to its end or Ctrl-C, and return it.
 
-    An answer that repeats itself ends too, and is returned without the repetition: read again, it
-    would go on. None: the conversation cannot be answered, as it has outgrown the context; a
-    sentence says so.
+    An answer that repeats itself is stopped and returned without the repetition, which the model
+    would continue. None: the conversation is too long for the context; a sentence is printed.
     """
     answer = ""
     try:
-        with closing(llm._stream_chat(messages, params)) as stream:
-            for piece in stream:
-                answer += piece
-                typer.echo(piece, nl=False)
+        with closing(llm.stream_chat(messages, params)) as stream:
+            for delta in stream:
+                if delta.finish_reason == "error":
+                    raise RuntimeError(f"the request failed on the device: {delta.stop_reason}")
+                answer += delta.text
+                typer.echo(delta.text, nl=False)
                 if surplus := repeated_end(answer):
                     answer = answer[:-surplus]
                     typer.echo(" (stopped: the answer repeats itself)", nl=False, err=True)
@@ -223,8 +224,8 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
 
 
 def _read_line() -> str:
-    """The next line, of a pipe the next that is not empty; "" at the end."""
-    if sys.stdin is None:  # closed by whoever started this
+    """The next line (of a pipe, the next that is not empty); "" at the end."""
+    if sys.stdin is None:  # the parent process closed it
         return ""
     try:
         if sys.stdin.isatty():
@@ -237,7 +238,7 @@ def _read_line() -> str:
 
 @contextmanager
 def _errors_as_sentences() -> Iterator[None]:
-    """Print an error that the user can mend as one sentence, and exit with 1."""
+    """Print an error that the user can correct as one sentence, and exit with 1."""
     try:
         yield
     except USER_ERRORS as error:

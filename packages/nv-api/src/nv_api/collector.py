@@ -1,7 +1,7 @@
-"""Python's cycle collector, kept still while a device waits for its first step.
+"""CollectorPause: stops Python's cycle collector until the first step of a list of prompts.
 
-A list of prompts makes thousands of objects, none of them garbage; the collector would look
-through them all, a millisecond and more, before anything runs.
+Such a list makes thousands of objects, none of them garbage. The collector would visit them all,
+for a millisecond or more, while the device waits.
 
 Owns the pause. Never collects.
 """
@@ -10,7 +10,7 @@ import gc
 
 
 class CollectorPause:
-    """Holds the collector from `begin` to the first `end`; it is then as it was before."""
+    """Stops the collector from `begin` to the first `end`, which restores its earlier state."""
 
     def __init__(self) -> None:
         self._was_enabled = False
@@ -21,7 +21,7 @@ class CollectorPause:
         gc.disable()
 
     def end(self) -> None:
-        """Let the collector work again, if it did before; a second call does nothing."""
+        """Start the collector again, if it ran before; a second call does nothing."""
         if self._was_enabled:
             gc.enable()
             self._was_enabled = False

@@ -22,34 +22,26 @@ class TextState(NamedTuple):
     """Tokens whose text is in the pieces."""
     num_pieces: int = 0
     held: str = ""
-    """By the stop strings."""
+    """Held back, as it may become a stop string."""
     decoding: object = None
     """The detokenizer's state."""
 
 
 class Begun(NamedTuple):
-    """Where a completion stood when an update began."""
+    """The state of a completion when an update began."""
 
     num_tokens: int
     text: TextState
 
 
-class Delta(NamedTuple):
-    """What a completion gained since it was last asked."""
-
-    text: str
-    token_ids: list[int]
-
-
 class Completion:
     """One completion of a request; `extend` it with each step's tokens.
 
-    An update that may be broken off is put between `begin` and `begun = None`: until then it does
-    not count, and another `begin` undoes it.
+    An update starts with `begin` and counts once `begun` is set to None. If an exception comes
+    between the two, the next `begin` undoes the update.
 
-    Text is made when somebody asks for it (`text`, `delta`, the end), or as tokens come where stop
-    strings have to be looked for. What was shown is never taken back: the deltas joined are the
-    final text.
+    Text is made when it is read (`text`, `delta`, the end), or as tokens come if there are stop
+    strings to find. Text that was returned is never changed: the deltas joined are the final text.
 
     Args:
         index: which of the request's completions this is.
@@ -77,7 +69,7 @@ class Completion:
         stops = params.stop_strings
         self._stops = StopStrings(stops, include=self._include_stop) if stops else None
         self.begun: Begun | None = None
-        """Of an update that does not count yet."""
+        """Where the update that does not count yet began; None if there is none."""
         self._pieces: list[str] = []
         state = None if detokenizer is None else detokenizer.state
         self._text = TextState(decoding=state)
@@ -86,12 +78,12 @@ class Completion:
 
     @property
     def finished(self) -> bool:
-        """True once nothing more will come."""
+        """True once no update can follow."""
         return self.finish_reason is not None and self.begun is None
 
     @property
     def text(self) -> str:
-        """The text so far, without what may yet become a character or a stop string."""
+        """The text so far, without bytes that may become a character or a stop string."""
         self._read_all()
         return "".join(self._pieces)
 
@@ -102,11 +94,11 @@ class Completion:
         stop_reason: int | str | None = None,
         logprobs: Sequence["TokenLogprobs"] | None = None,
     ) -> bool:
-        """Add a step's tokens, and end if the engine said so or a stop string is complete.
+        """Add a step's tokens; end if the engine ended it or a stop string is complete.
 
         Args:
             token_ids: the new tokens; those after the one that completes a stop string are dropped.
-            finish_reason: the engine's, None while it goes on.
+            finish_reason: the engine's; None while it continues.
             stop_reason: the stop token, or the error's sentence.
             logprobs: the engine's, one for each token; None unless asked for.
 
@@ -126,7 +118,7 @@ class Completion:
         return True
 
     def finish(self, finish_reason: str, stop_reason: int | str | None = None) -> None:
-        """End here: what was held back is text after all."""
+        """End here; text that was held back is released."""
         self._read_all()
         self._resume()
         stop = self._flush()
@@ -138,40 +130,44 @@ class Completion:
         self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
     def abort(self) -> None:
-        """End with "abort", before the update that was broken off if one was."""
+        """End with "abort"; an update that does not count yet is undone."""
         self._undo()
         self.begun = None
         self.finish("abort")
 
-    def delta(self) -> Delta:
-        """What is new since the last call."""
+    def delta(self) -> CompletionOutput:
+        """What is new since the last call: an output whose text, ids and logprobs are the rest."""
         self._read_all()
         num_pieces, num_tokens = self._given
         self._given = len(self._pieces), len(self.token_ids)
-        return Delta("".join(self._pieces[num_pieces:]), self.token_ids[num_tokens:])
+        return self._output("".join(self._pieces[num_pieces:]), num_tokens)
 
     def output(self) -> CompletionOutput:
         """The completion as users see it: a snapshot, final once it has finished."""
-        said = self._logprobs
+        return self._output(self.text, 0)
+
+    def _output(self, text: str, first: int) -> CompletionOutput:
+        """A text, and the tokens from `first` on."""
+        columns = self._logprobs
         return CompletionOutput(
             index=self.index,
-            text=self.text,
-            token_ids=list(self.token_ids),
-            cumulative_logprob=None if said is None else said.cumulative(),
-            logprobs=None if said is None else said.reader(self._token_text),
+            text=text,
+            token_ids=self.token_ids[first:],
+            cumulative_logprob=None if columns is None else columns.cumulative(),
+            logprobs=None if columns is None else columns.reader(self._token_text, first),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
 
     def begin(self) -> None:
-        """Note that an update begins here; go back to where it began if it was broken off."""
+        """Begin an update; if the last one was interrupted, undo it first."""
         if self.begun is None:
             self.begun = Begun(len(self.token_ids), self._text)
         else:
             self._undo()
 
     def _undo(self) -> None:
-        """Forget what an update that does not count has done."""
+        """Undo an update that does not count yet."""
         if self.begun is None:
             return
         del self.token_ids[self.begun.num_tokens :]
@@ -211,7 +207,7 @@ class Completion:
         return stop
 
     def _resume(self) -> None:
-        """Go back to where the text is whole, if a reading was broken off."""
+        """Go back to the last consistent text, if a read was interrupted."""
         del self._pieces[self._text.num_pieces :]
         if self._detokenizer is not None:
             self._detokenizer.state = self._text.decoding
@@ -219,13 +215,13 @@ class Completion:
             self._stops.held = self._text.held
 
     def _flush(self) -> str | None:
-        """Make text of bytes that are no character; return the stop string that completes."""
+        """Make text of incomplete bytes; return the stop string that this completes."""
         if self._detokenizer is None:
             return None
         return self._show(self._detokenizer.flush(), self._text.num_read)
 
     def _show(self, piece: str, num_read: int) -> str | None:
-        """Add a piece of text, as far as stop strings let it be seen."""
+        """Add a piece of text, except what the stop strings hold back."""
         stop = None
         if self._stops is not None:
             piece, stop = self._stops.push(piece, armed=num_read > self._min_tokens)

@@ -1,6 +1,6 @@
-"""Content: what a message says, as a text or as OpenAI's list of parts.
+"""Content: the content of a message, as a text or as OpenAI's list of parts.
 
-Owns the kinds of parts and both forms; never knows which one a template reads.
+Owns the types of parts, and both forms. Never chooses the form: the chat template does.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ TEXT_OF = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Types of parts that are texts, and the key of each that holds its text; as in vLLM."""
+"""Types of parts that hold text, and the key of that text; as in vLLM."""
 
 PART = "a text, or {'type': 'text', 'text': …}"
 
@@ -23,7 +23,7 @@ PART = "a text, or {'type': 'text', 'text': …}"
 class Parts(list[dict[str, Any]]):
     """Parts of a message, each {"type": "text", "text": …}.
 
-    Printed, they are their text: a template may go through the parts of one message and print the
+    `str()` joins their texts: a template may loop over the parts of one message and print the
     content of another.
     """
 
@@ -35,10 +35,10 @@ Content: TypeAlias = str | Parts
 
 
 def checked_content(content: object) -> Content:
-    """A content that a user gave, checked.
+    """Check a content that a user gave.
 
     Raises:
-        TypeError: it is neither a text nor a list of parts.
+        TypeError: the content is neither a text nor a list of parts.
         NotImplementedError: a part that is not text.
     """
     if isinstance(content, str):

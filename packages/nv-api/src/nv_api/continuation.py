@@ -1,8 +1,8 @@
-"""Continuation: the prompt that ends inside the last message, for the model to go on with it.
+"""Continuation: the prompt that ends inside the last message, which the model continues.
 
-Owns where a rendered conversation is cut. A mark after the last message's text shows what the
-template puts after it, and that is taken off the conversation rendered without the mark. So what
-the template trims is trimmed, and the mark is never in a prompt.
+Owns where a rendered conversation is cut. A mark is put after the last message's text; the text
+that the template prints after the mark is then removed from the conversation rendered without it.
+So whitespace that the template trims stays trimmed, and the mark is never in a prompt.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ def continued(messages: Messages, render: Callable[[Messages], str]) -> str:
 
     Args:
         messages: the conversation, in the form that the template reads.
-        render: makes a conversation's whole text.
+        render: returns a conversation's text.
 
     Raises:
-        ValueError: the last message has calls, which come after its text, or its text is not once,
-            whole and last in what the template makes of it.
+        ValueError: the last message has tool calls, which come after its text; or the template
+            does not print its text exactly once, unchanged and last.
     """
     *before, last = messages
     if "tool_calls" in last or "function_call" in last:
         raise ValueError(
-            "continue_final_message goes on with a text, and the last message ends with calls of "
-            "tools: take them out, or pass add_generation_prompt=True instead"
+            "continue_final_message continues a text, and the last message ends with calls of "
+            "tools: remove them, or pass add_generation_prompt=True instead"
         )
     whole = render(messages)
     mark = _mark_unlike(whole)
@@ -37,7 +37,7 @@ def continued(messages: Messages, render: Callable[[Messages], str]) -> str:
     if marked.count(mark) != 1:
         raise ValueError(
             f"the chat template prints the last message {marked.count(mark)} times, so "
-            f"continue_final_message cannot tell where it ends: {ADVICE}"
+            f"continue_final_message cannot find its end: {ADVICE}"
         )
     start, end = marked.split(mark)
     text, prompt = _last_text(last["content"]), whole.removesuffix(end)
@@ -51,13 +51,13 @@ def continued(messages: Messages, render: Callable[[Messages], str]) -> str:
     ):
         raise ValueError(
             f"the chat template changes the last message, {text!r}, so continue_final_message "
-            f"cannot go on with it: {ADVICE}"
+            f"cannot continue it: {ADVICE}"
         )
     return prompt
 
 
 def _mark_unlike(text: str) -> str:
-    """A word that a text has not; letters of both cases and digits, so that no filter spares it."""
+    """A word that a text does not contain; with both cases and digits, so every filter changes it."""
     mark = "EndOfMessage1"
     while mark in text:
         mark += "0"

@@ -1,6 +1,6 @@
-"""Conversations: messages in, the prompt text of the checkpoint's chat template out.
+"""Conversations: messages in, the prompt of the checkpoint's chat template out.
 
-Owns how messages are checked, brought to the form that the template reads, and rendered; the
+Owns how messages are checked, put into the form that the template reads, and rendered; the
 template itself is the tokenizer's.
 """
 
@@ -15,7 +15,9 @@ from nv_engine.values import boolean
 
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
+from nv_api.prompts import TokenPrompt, checked_text
 from nv_api.template import ContentForm, content_form
+from nv_api.tokenizer import Tokenizer, existing
 from nv_api.tool_calls import parsed_calls, parsed_function
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What the expressions of a template raise; jinja passes them on as they are."""
+"""Errors that the expressions of a template raise; jinja does not wrap them."""
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 
@@ -44,7 +46,7 @@ class Rendering:
 
     Raises:
         ValueError: a prompt that both opens a new message and continues the last one, or a flag
-            that is neither True nor False.
+            that is not True or False.
         TypeError: a field of another type.
     """
 
@@ -79,7 +81,7 @@ class Rendering:
             raise TypeError(f"tools is {tools!r}: it must be a list of JSON schemas, each a dict")
 
     def content_form_of(self, template: str) -> ContentForm:
-        """The form of content to give a template: the one asked for, or the one it reads."""
+        """The form of content that a template gets: the requested one, or the one that it reads."""
         asked = self.chat_template_content_format
         return content_form(template) if asked == "auto" else asked
 
@@ -88,7 +90,7 @@ def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
     """One conversation or several, as a list of conversations.
 
     Raises:
-        TypeError: something that is no conversation or no message.
+        TypeError: a value that is not a conversation, or not a message.
         ValueError: an empty conversation, a message without a role or a content, or a tool call
             whose arguments are not a JSON object.
         NotImplementedError: a content that is not text.
@@ -107,16 +109,26 @@ def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
     ]
 
 
-def render(
-    backend: "PreTrainedTokenizerBase", conversation: list[dict[str, Any]], rendering: Rendering
-) -> str:
-    """The prompt text of a conversation.
+def chat_prompt(
+    tokenizer: Tokenizer | None, conversation: list[dict[str, Any]], rendering: Rendering
+) -> TokenPrompt:
+    """The prompt that the chat template makes of a conversation of `conversation_list`.
 
     Raises:
-        ValueError: the tokenizer has no chat template and none was given, the template refuses
-            the conversation or does not end with the message to continue, or
-            `chat_template_kwargs` has what is not the template's.
+        ValueError: there is no tokenizer, it has no chat template and none was given, the template
+            refuses the conversation or does not end with the message to continue, or
+            `chat_template_kwargs` has a name that is not a variable of the template.
     """
+    tokenizer = existing(tokenizer)
+    text = checked_text(_render(tokenizer.backend, conversation, rendering), "the prompt")
+    (token_ids,) = tokenizer.encode([text], add_special_tokens=False)
+    return TokenPrompt(text, token_ids)
+
+
+def _render(
+    backend: "PreTrainedTokenizerBase", conversation: list[dict[str, Any]], rendering: Rendering
+) -> str:
+    """The prompt's text."""
     if rendering.chat_template is None and not backend.chat_template:
         raise ValueError(
             "the tokenizer has no chat template: pass chat_template=…, or use generate with text"
@@ -146,7 +158,7 @@ def render(
 
 @contextmanager
 def _template_errors() -> Iterator[None]:
-    """Name the template in what it raises."""
+    """Raise a ValueError that names the template in place of its errors."""
     try:
         yield
     except TemplateError as error:
@@ -159,7 +171,7 @@ def _template_errors() -> Iterator[None]:
 
 
 def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> None:
-    """Refuse names that would turn the rendering into something else than a text."""
+    """Check that `chat_template_kwargs` has no argument of transformers' renderer."""
     taken = {"messages", *inspect.signature(backend.apply_chat_template).parameters} - {"documents"}
     for name in given:
         if not isinstance(name, str) or name in taken:
@@ -188,7 +200,7 @@ def _message(message: object, name: str) -> dict[str, Any]:
         raise ValueError(f"the message {dict(message)!r} has {said}: give one, such as 'user'")
     called = _called(message, name)
     if content is None and called:
-        content = ()  # OpenAI's way: what the assistant called stands in for what it said
+        content = ()  # as OpenAI: tool calls may replace the content
     if content is None:
         raise ValueError(f"the message {dict(message)!r} has no 'content': give it a text")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
@@ -196,7 +208,7 @@ def _message(message: object, name: str) -> dict[str, Any]:
 
 
 def _called(message: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The calls of a message, parsed; an empty list of them is left out, as in vLLM."""
+    """The tool calls of a message, parsed; an empty list is omitted, as in vLLM."""
     called: dict[str, Any] = {}
     if (calls := message.get("tool_calls")) is not None and (
         parsed := parsed_calls(calls, f"{name}: tool_calls")

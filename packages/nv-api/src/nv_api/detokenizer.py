@@ -1,8 +1,8 @@
 """Detokenizers: token ids in, text out, a few tokens at a time.
 
-Owns the bytes that do not make a character yet; never looks for stop strings. The pieces joined,
-with `flush` at the end, are what the tokenizer would decode from all the ids at once, and no piece
-holds a part of a character.
+Owns the bytes that are not a character yet. Never looks for stop strings. The pieces joined, with
+`flush` at the end, are the text that the tokenizer decodes from all ids at once, and no piece has a
+part of a character.
 """
 
 import codecs
@@ -11,16 +11,17 @@ from typing import Any, Protocol
 
 REPLACEMENT = "\ufffd"
 CONTEXT = 4
-"""Tokens of the prompt that the first piece is decoded behind."""
+"""Tokens of the prompt that are decoded in front of the first piece."""
 PATIENCE = 8
-"""Pushes after which bytes that still make no character are taken to be none."""
+"""Pushes after which bytes that are still not a character become replacement characters."""
 
 
 class Detokenizer(Protocol):
     """Text of one completion, as its tokens arrive.
 
     Attributes:
-        state: all that earlier pushes left behind. Set back to what it was, it undoes those since.
+        state: everything that later pushes depend on. Setting an earlier state undoes the pushes
+            since.
     """
 
     state: Any
@@ -29,14 +30,14 @@ class Detokenizer(Protocol):
         """Add tokens and return the text that they complete."""
 
     def flush(self) -> str:
-        """The text of bytes that never made a character: replacement characters, or ""."""
+        """Return the text of incomplete bytes: replacement characters, or ""."""
 
 
 class ByteDetokenizer:
     """For byte-level tokenizers, where a token *is* some bytes: UTF-8, decoded incrementally.
 
     Args:
-        pieces: the bytes of a token id, b"" for one that is left out.
+        pieces: the bytes of a token id; b"" if the text omits it.
     """
 
     def __init__(self, pieces: Callable[[int], bytes]) -> None:
@@ -45,7 +46,7 @@ class ByteDetokenizer:
 
     @property
     def state(self) -> tuple[bytes, int]:
-        """The bytes that make no character yet, as the decoder keeps them."""
+        """The bytes that are not a character yet, as the decoder keeps them."""
         return self._decoder.getstate()
 
     @state.setter
@@ -57,22 +58,22 @@ class ByteDetokenizer:
         return self._decoder.decode(b"".join(map(self._pieces, token_ids)))
 
     def flush(self) -> str:
-        """The replacement character of a last character that was cut short, or ""."""
+        """Return the replacement character of an incomplete last character, or ""."""
         return self._decoder.decode(b"", final=True)
 
 
 class WindowDetokenizer:
-    """For any tokenizer: decode what is new behind some context, and show what the context lacks.
+    """For any tokenizer: decode new tokens after some context, and return the text after it.
 
-    Context to the left of a token matters (leading spaces, joined words); the tokens between the
-    last two places where the text was whole are enough (the two offsets are vLLM's and TGI's
-    method). A text that ends in replacement characters may yet become another one: they wait, for
-    at most `PATIENCE` pushes.
+    The tokens to the left of a token matter (leading spaces, joined words); those between the last
+    two places where the text was complete are enough (the two offsets are vLLM's and TGI's
+    method). Replacement characters at the end of a text may become other characters: they are held
+    back, for at most `PATIENCE` pushes.
 
     Args:
         decode: text of token ids, all of them kept.
-        is_shown: False for the ids that are left out of the text.
-        prompt_token_ids: what came before; decides whether the first word begins with a space.
+        is_shown: False for the ids that the text omits.
+        prompt_token_ids: the tokens before; they decide whether the first word begins with a space.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class WindowDetokenizer:
         self._window = [token for token in prompt_token_ids[-CONTEXT:] if is_shown(token)]
         while REPLACEMENT in decode(self._window):  # it begins within a character
             del self._window[0]
-        self._num_context = len(self._window)  # tokens of the window whose text was whole
+        self._num_context = len(self._window)  # tokens of the window whose text was complete
         self._num_shown = len(decode(self._window))
         self._num_waits = 0
 
     @property
     def state(self) -> tuple[list[int], int, int, int]:
-        """The window, and what of it is context, shown and waiting."""
+        """The window, its number of context tokens, its characters shown, and pushes waited."""
         return self._window, self._num_context, self._num_shown, self._num_waits
 
     @state.setter
@@ -104,7 +105,7 @@ class WindowDetokenizer:
         shown = [token for token in token_ids if self._is_shown(token)]
         if not shown:
             return ""
-        self._window = self._window + shown  # not in place: a state holds the other
+        self._window = self._window + shown  # not in place: an earlier state keeps the old list
         text = self._decode(self._window)
         whole = text.rstrip(REPLACEMENT)
         self._num_waits += 1
@@ -117,11 +118,11 @@ class WindowDetokenizer:
         return piece
 
     def flush(self) -> str:
-        """What still waited."""
+        """Return the text held back."""
         return self._decode(self._window)[self._num_shown :] if self._num_waits else ""
 
     def _move_on(self) -> None:
-        """What was new becomes the context."""
+        """The new tokens become the context."""
         self._window = self._window[self._num_context :]
         self._num_context = len(self._window)
         self._num_shown = len(self._decode(self._window))

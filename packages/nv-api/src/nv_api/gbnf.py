@@ -1,7 +1,7 @@
-"""Grammars as text: which of two notations one is in, and GBNF as Lark.
+"""Grammars as text: GBNF or Lark, and GBNF translated to Lark.
 
-Owns the notation of GBNF, as llama.cpp's grammars/README.md has it, and the rule that tells it from
-Lark. Never compiles a grammar.
+Owns the notation of GBNF, as in llama.cpp's grammars/README.md, and the rule that distinguishes it
+from Lark. Never compiles a grammar.
 """
 
 import json
@@ -33,7 +33,7 @@ _CHAR = re.compile(
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _ESCAPES |= {char: char for char in "\"'\\[]-^/?"}
 _MOST_ALTERNATIVES = 1000
-"""A root with more of them is made one terminal: llguidance follows 2,000 items at once."""
+"""A root with more becomes one terminal: llguidance follows at most 2,000 items at once."""
 
 
 def to_lark(text: str) -> str:
@@ -41,11 +41,11 @@ def to_lark(text: str) -> str:
 
     It is GBNF if a line begins with `name ::=`, and Lark if one begins with `name:` (the name after
     any of `?` and `!`, and before a priority, as in `?start.2:`) or with a directive such as
-    `%ignore`. Modifiers and priorities shape the tree of a parse, not the texts that fit, so they
-    are left out.
+    `%ignore`. Modifiers and priorities change the tree of a parse, not the texts that fit, so they
+    are removed.
 
     Raises:
-        ValueError: it is neither or both, or it is GBNF with a fault.
+        ValueError: it is neither or both, or it is GBNF with an error.
     """
     is_gbnf = _GBNF_RULE.search(text) is not None
     is_lark = (_LARK_RULE.search(text) or _LARK_DIRECTIVE.search(text)) is not None
@@ -58,10 +58,10 @@ def to_lark(text: str) -> str:
 
 @dataclass
 class _Rule:
-    """A rule on its way to Lark."""
+    """A rule, partly translated to Lark."""
 
     parts: list[str] = field(default_factory=list)
-    """Lark, in order; names of rules are still GBNF's."""
+    """Lark, in order; names of rules are those of GBNF, after a `$`."""
     names: set[str] = field(default_factory=set)
     """The rules that it names."""
     depth: int = 0
@@ -69,7 +69,7 @@ class _Rule:
     num_alternatives: int = 1
     """At depth 0."""
     last: list[int] = field(default_factory=lambda: [0])
-    """By depth: where in `parts` the newest item begins."""
+    """Per depth: the index in `parts` at which the newest item begins."""
 
     @property
     def is_empty(self) -> bool:
@@ -92,20 +92,20 @@ class _Rule:
 
     def repeat(self, operator: str) -> None:
         begin = self.last[-1]
-        if self.parts[-1].startswith(("*", "+", "?", "{")):  # `a*+`: of what is repeated already
+        if self.parts[-1].startswith(("*", "+", "?", "{")):  # `a*+`: a repeat of a repeat
             self.parts.insert(begin, "(")
             self.parts.append(")")
         self.parts.append(operator)
 
 
 def gbnf_to_lark(text: str) -> str:
-    """GBNF as Lark: one rule a line; those made of text alone become terminals.
+    """GBNF as Lark: one rule per line; rules that match a regular language become terminals.
 
-    The notation is llama.cpp's; as in xgrammar, an alternative may also begin on a line of its own,
-    and `{,n}` repeats from 0 on.
+    The notation is llama.cpp's; as in xgrammar, an alternative may also begin on a new line, and
+    `{,n}` repeats from 0 on.
 
     Raises:
-        ValueError: it is no GBNF, a rule is missing, or there are two of a name.
+        ValueError: it is not GBNF, a rule is missing, or two rules have one name.
     """
     rules = _parse(text)
     if "root" not in rules:
@@ -196,7 +196,7 @@ def _counts(found: re.Match[str]) -> str:
 
 
 def _chars(text: str) -> Iterator[tuple[str, bool]]:
-    """The characters that a literal or a class spells, and whether each was escaped."""
+    """The characters of a literal or a class, and whether each was escaped."""
     position = 0
     while position < len(text):
         found = _CHAR.match(text, position)
@@ -241,7 +241,7 @@ def _point(char: str) -> str:
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
-    """The rules that name only such rules: what they match is regular."""
+    """Rules that name only other such rules, or none: each matches a regular language."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for user, rule in rules.items():
         for name in rule.names:
@@ -260,7 +260,7 @@ def _terminals(rules: dict[str, _Rule]) -> set[str]:
 
 
 def _lark_names(rules: dict[str, _Rule], terminals: set[str]) -> dict[str, str]:
-    """Names that Lark takes, each another: of terminals in capitals."""
+    """A distinct Lark name for each rule; names of terminals are in capitals."""
     names, taken = {}, {"start"}
     for name in rules:
         if name == "root" and name not in terminals:

@@ -1,8 +1,8 @@
-"""Interrupts: Ctrl-C waits until a step is whole.
+"""Interrupts: Ctrl-C waits until a step is complete.
 
 Owns when SIGINT becomes a KeyboardInterrupt while the engine steps: after the step's tokens have
-reached the requests they belong to, so that an interrupted call loses nothing of anybody else's. A
-second Ctrl-C does not wait. Never touches a handler that the program installed itself.
+reached their requests, so that other calls' requests lose nothing. A second Ctrl-C does not wait.
+Never replaces a handler that the program installed itself.
 """
 
 import signal
@@ -14,7 +14,7 @@ from types import FrameType
 
 @contextmanager
 def whole_step() -> Iterator[None]:
-    """Raise KeyboardInterrupt behind the block, if Ctrl-C came inside it.
+    """Raise KeyboardInterrupt after the block, if Ctrl-C came inside it.
 
     Outside the main thread, or under another SIGINT handler than Python's own, nothing changes.
     """

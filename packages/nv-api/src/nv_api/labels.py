@@ -1,8 +1,8 @@
-"""Labels: what a folder's files say about its tokenizer beside tokenizer.json.
+"""Labels: the facts about a tokenizer in the files beside tokenizer.json.
 
-Owns the names of the special tokens (`eos_token` and its like), the tokens that were added after
-tokenizer.json was written, and which file wins. Never how a text is cut into tokens: tokenizer.json
-alone decides that, whatever class tokenizer_config.json names.
+Owns the names of the special tokens (such as `eos_token`), the tokens that were added after
+tokenizer.json was written, and which file wins. Never decides how a text is cut into tokens: only
+tokenizer.json does, whatever class tokenizer_config.json names.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ KEPT = (
     "truncation_side",
     "model_input_names",
 )
-"""Of tokenizer_config.json's values, those that do not touch a token."""
+"""Values of tokenizer_config.json that do not change tokens."""
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-"""Of an added token: how texts are searched for it, and whether it is left out of them."""
+"""Fields of an added token: how texts are searched for it, and whether texts omit it."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Names of tokens, and values of transformers' tokenizer that do not touch a token.
+    """Names of tokens, and values of transformers' tokenizer that do not change tokens.
 
     Args:
         special: the text of each named special token: {"eos_token": "<|im_end|>", ...}.
@@ -46,10 +46,11 @@ class Labels:
 
     @classmethod
     def read(cls, folder: Path) -> "Labels":
-        """Read a folder's files; each of them may lack.
+        """Read a folder's files, each of which may be missing.
 
-        Where two files name a token, transformers' order holds: special_tokens_map.json wins over
-        a tokenizer_config.json that has no `added_tokens_decoder` (an older one), else loses.
+        If two files name a token, the order is that of transformers: special_tokens_map.json wins
+        over an older tokenizer_config.json, which has no `added_tokens_decoder`, and loses to a
+        newer one.
 
         Raises:
             ValueError: a file that is not JSON, or a token that is not a text.

@@ -1,7 +1,7 @@
-"""Log-probabilities of a completion: kept as flat numbers, made into dicts for who reads them.
+"""Log-probabilities of a completion: kept as flat numbers, made into dicts when they are read.
 
-Owns both forms. Objects by the thousand that live as long as their request would have Python's
-collector walk over all that is loaded, which stops every request for a tenth of a second.
+Owns both forms. Thousands of objects that live as long as their request would make Python's cycle
+collector visit every loaded object, which stops all requests for a tenth of a second.
 """
 
 from array import array
@@ -20,7 +20,7 @@ TokenText = Callable[[int], str]
 
 
 class LogprobColumns:
-    """What the engine said of each token, all of one width."""
+    """The engine's log-probabilities of each token, all of one width."""
 
     def __init__(self) -> None:
         self._token_ids = array("q")
@@ -48,11 +48,14 @@ class LogprobColumns:
         del self._values[num_tokens * width :]
 
     def cumulative(self) -> float:
-        """The sum of the drawn tokens' own."""
+        """The sum over the drawn tokens."""
         return sum(self._values[:: self._width]) if self._ranks else 0.0
 
-    def reader(self, token_text: TokenText | None) -> "Callable[[], Candidates]":
-        """Give what makes the tokens so far into dicts; it takes longer than a step may."""
+    def reader(self, token_text: TokenText | None, first: int = 0) -> "Callable[[], Candidates]":
+        """Return a function that makes dicts of the tokens so far, from `first` on.
+
+        It is called when the dicts are read, because it would take too long within a step.
+        """
         width, num_tokens = self._width, len(self)
 
         def entry(index: int) -> TokenLogprobs:
@@ -60,7 +63,7 @@ class LogprobColumns:
             ids, values = self._token_ids[span].tolist(), self._values[span].tolist()
             return TokenLogprobs(ids, values, self._ranks[index])
 
-        return lambda: [candidates(entry(index), token_text) for index in range(num_tokens)]
+        return lambda: [candidates(entry(index), token_text) for index in range(first, num_tokens)]
 
 
 def candidates(entry: TokenLogprobs, token_text: TokenText | None) -> dict[int, Logprob]:

@@ -1,7 +1,7 @@
 """Options: the keywords of `LLM(...)`, sorted into what the engine and the tokenizer take.
 
-Owns the names (ours, their aliases, and what becomes of vLLM's) and the kinds of values: a flag, a
-number, a text. Their ranges are checked by whoever they are for; never starts anything.
+Owns the names (ours, their aliases and vLLM's) and the kinds of values: a flag, a number, a text.
+The engine and the tokenizer check the ranges. Never starts anything.
 """
 
 import warnings
@@ -18,7 +18,7 @@ ALIASES = {
     "block_size": "kvcache_block_size",
     "num_gpu_blocks_override": "num_kvcache_blocks",
 }
-"""vLLM's names for options that have one of nano-vLLM's."""
+"""vLLM's names for options that we name as nano-vLLM does."""
 
 TOKENIZER = {
     "tokenizer": str,
@@ -28,9 +28,9 @@ TOKENIZER = {
 }
 """Options that are not the engine's, and their kinds."""
 FROM_TOKENIZER = frozenset({"tokenizer_eos_token_ids", "tokenizer_num_ids"})
-"""The engine's options that the tokenizer decides, and no user gives."""
+"""The engine's options that come from the tokenizer; users cannot give them."""
 PLACES = ("tokenizer", "revision")
-"""Options that name a place, which none but a text can."""
+"""Options that name a place: a text or a path."""
 
 NO_DIFFERENCE = frozenset(
     {
@@ -93,7 +93,7 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "task": ("auto", "generate"),
     "tokenizer_revision": (),
 }
-"""vLLM's options that would change something: the values, besides None, that ask for nothing."""
+"""vLLM's options that are not built: the values, besides None, that change nothing."""
 VLLM_NAMES = ForeignNames(no_difference=NO_DIFFERENCE, unbuilt=UNBUILT)
 
 DTYPES = {"half": "float16", "float": "float32"}
@@ -129,7 +129,7 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     if alone:
         ignored += known.keys() & FOR_RANKS
     if ignored:
-        warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=3)
+        warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=4)
     given = _spelled(known)
     for name in given.keys() & kinds.keys():
         _check_kind(name, given[name], kinds[name])
@@ -144,27 +144,27 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
 
 
 def warn_of_length(options: Mapping[str, Any], own: int) -> None:
-    """Say that a max_model_len which was asked for is cut to the model's own length."""
+    """Warn that the user's max_model_len is cut to the model's own length."""
     asked = options.get("max_model_len")
     if asked is not None and asked > own:
         warnings.warn(
             f"max_model_len is {asked} and the model's own length is {own} "
             f"(max_position_embeddings and the scaling of its rope, in config.json): {own} is used",
-            stacklevel=3,
-        )
-
-
-def _warn_of_promises(known: Mapping[str, Any]) -> None:
-    """Say once that code is not run, to whoever trusts it."""
-    if known.get("trust_remote_code"):
-        warnings.warn(
-            "trust_remote_code=True is accepted, and code from a checkpoint is never run",
             stacklevel=4,
         )
 
 
+def _warn_of_promises(known: Mapping[str, Any]) -> None:
+    """Warn that trust_remote_code=True has no effect."""
+    if known.get("trust_remote_code"):
+        warnings.warn(
+            "trust_remote_code=True is accepted, and code from a checkpoint is never run",
+            stacklevel=5,
+        )
+
+
 def _spelled(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not defaults, torch's own objects as their names."""
+    """The values that are not defaults; torch's objects become their names."""
     given = {n: v for n, v in known.items() if v is not None or n == "max_model_len"}
     if "dtype" in given:  # vLLM takes its short names too
         name = str(given["dtype"]).removeprefix("torch.")
@@ -187,7 +187,7 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_kind(name: str, value: object, kind: object) -> None:
-    """Refuse what is no flag, number or name; the others are checked with their range."""
+    """Check that a flag, a number or a name is one; other kinds are checked with their range."""
     if kind is bool and not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: it must be True or False")
     if kind is float and (isinstance(value, bool) or not isinstance(value, Real)):

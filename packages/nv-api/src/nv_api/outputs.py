@@ -1,7 +1,6 @@
-"""What a request gives back: RequestOutput, CompletionOutput, Logprob.
+"""The results of a request: RequestOutput, CompletionOutput, Logprob.
 
-Owns the shapes of results, in both spellings (nano-vLLM's dict, vLLM's attributes); never computes
-one: the processor does.
+Owns their shapes, both as nano-vLLM's dict and as vLLM's attributes. Never computes one.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,7 @@ Candidates = list[dict[int, Logprob]]
 
 
 class CandidatesOrNone:
-    """An attribute that may be given as a function: its first reader calls it."""
+    """An attribute that may be set to a function, which the first read calls."""
 
     def __get__(self, output: object | None, kind: type | None = None) -> Candidates | None:
         """Read it; of the class, the default."""
@@ -46,14 +45,14 @@ class CandidatesOrNone:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One completion of a prompt.
+    """One completion of a prompt, or a delta of one (`LLM.stream`): what is new of it.
 
     Attributes:
         index: which of the request's `n` completions this is.
         text: the text, special tokens left out unless they were asked for; "" without a tokenizer.
         token_ids: the tokens drawn, the final EOS included.
         cumulative_logprob: sum of the drawn tokens' log-probabilities; None unless asked for.
-        logprobs: a dict of candidates a token; None unless asked for.
+        logprobs: a dict of candidates per token; None unless asked for.
         finish_reason: "stop", "length", "abort" or "error"; None while the completion runs.
         stop_reason: the stop string or stop token that ended it, or the error's sentence; with
             "length" None, or why it ended before max_tokens and max_model_len.
@@ -77,8 +76,8 @@ class CompletionOutput:
         return self.finish_reason is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Say everything, for pickle and copy."""
-        _ = self.logprobs  # a function that makes them could not travel
+        """All attributes, for pickle and copy."""
+        _ = self.logprobs  # reads them: a function cannot be pickled
         return vars(self)
 
 
@@ -107,9 +106,9 @@ class RequestOutput(dict[str, Any]):
         request_id: the id that `add_request` returned.
         prompt: the prompt's text; None where token ids were given.
         prompt_token_ids: the prompt's tokens.
-        outputs: one `CompletionOutput` a completion, in order of index.
+        outputs: one `CompletionOutput` per completion, in order of index.
         finished: True once every completion has ended.
-        prompt_logprobs: a dict of candidates a prompt token, None first; None unless asked for.
+        prompt_logprobs: a dict of candidates per prompt token, None first; None unless asked for.
         num_cached_tokens: prompt tokens that the prefix cache had.
         metrics: times of the request's life.
 

@@ -1,6 +1,6 @@
-"""Pooling: what is made of a prompt's hidden states instead of text.
+"""Pooling: results made of a prompt's hidden states instead of text.
 
-Owns the names, which are vLLM's; no pooling task is built yet, so each method says that.
+Owns the names, which are vLLM's. Pooling tasks are not built yet: each method raises.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class PoolingParams:
 
 
 class PoolingMethods:
-    """The methods of `LLM` that give no text.
+    """The methods of `LLM` that do not return text.
 
     Raises:
         NotImplementedError: each of them.

@@ -1,24 +1,22 @@
-"""Processor: turns the engine's updates, which are token ids, into texts.
+"""Processor: turns prompts into engine requests, and the engine's updates into text.
 
-Owns the requests that run and what has become of each; never decides when the engine steps. It
-works a step at a time: whoever drives the engine hands it each step's updates and reads deltas
-(a stream), snapshots (a server) or final outputs (a list) from the requests.
+Owns the requests in flight. Never steps the engine: its caller passes each step's updates in, and
+reads deltas (a stream), snapshots (a server) or final outputs (a list) from the requests.
 """
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nv_engine import EngineRequest
 from nv_engine.validation import numbered
 
 from nv_api.completion import Completion
-from nv_api.logprobs import TokenText, candidates
-from nv_api.outputs import Logprob, RequestMetrics, RequestOutput
+from nv_api.logprobs import TokenText
 from nv_api.prompts import TokenPrompt
+from nv_api.request import Finished, Request
 from nv_api.structured import CompiledGrammar, Grammars
 from nv_api.tokenizer import Tokenizer
 
@@ -27,84 +25,14 @@ if TYPE_CHECKING:
 
 
 FIRST, END = slice(1), slice(sys.maxsize, None)
-"""Of a list: its first entry; where an assignment appends."""
-
-
-class Request:
-    """One prompt on its way, with its `params.n` completions."""
-
-    def __init__(
-        self,
-        request_id: int,
-        prompt: TokenPrompt,
-        completions: tuple[Completion, ...],
-        token_text: TokenText | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.prompt = prompt
-        self.completions = completions
-        self.num_cached_tokens = 0
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        self._token_text = token_text
-        self._arrival_time = time.monotonic()
-        self._first_token_time: float | None = None
-        self._finished_time: float | None = None
-
-    @property
-    def finished(self) -> bool:
-        """True once every completion has ended."""
-        return all(completion.finished for completion in self.completions)
-
-    def update(self, update: "SequenceUpdate") -> bool:
-        """Give an update to its completion, where it does not count yet; True if that ends."""
-        completion = self.completions[update.index]
-        completion.begin()
-        if self._first_token_time is None and update.token_ids:
-            self.num_cached_tokens = update.num_cached_tokens
-            self._first_token_time = time.monotonic()
-        if update.prompt_logprobs is not None:  # nothing comes before the first token
-            said = (candidates(entry, self._token_text) for entry in update.prompt_logprobs)
-            self.prompt_logprobs = [None, *said]
-        if not completion.extend(
-            update.token_ids, update.finish_reason, update.stop_reason, update.logprobs
-        ):
-            return False
-        if all(other.finished for other in self.completions if other is not completion):
-            self._finished_time = time.monotonic()
-        return True
-
-    def abort(self) -> None:
-        """End what has not ended with "abort"."""
-        for completion in self.completions:
-            if not completion.finished:
-                completion.abort()
-
-    def output(self) -> RequestOutput:
-        """The request as users see it: a snapshot, final once it has finished."""
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt.text,
-            prompt_token_ids=self.prompt.token_ids,
-            outputs=[completion.output() for completion in self.completions],
-            finished=self.finished,
-            prompt_logprobs=self.prompt_logprobs,
-            num_cached_tokens=self.num_cached_tokens,
-            metrics=RequestMetrics(self._arrival_time, self._first_token_time, self._finished_time),
-        )
-
-
-class Finished(NamedTuple):
-    """A completion that ended in the step just processed."""
-
-    request: Request
-    completion: Completion
+"""Slices of a list: its first entry; the place where an assignment appends."""
 
 
 class Processor:
-    """The requests of one engine, from prompt to text.
+    """The requests in flight on one engine, from prompt to text.
 
     Args:
-        engine: where requests are added and aborted; the caller steps it.
+        engine: receives requests and aborts; its owner, the caller, steps it.
         tokenizer: None if there is no text, only token ids.
     """
 
@@ -113,39 +41,35 @@ class Processor:
         self._tokenizer = tokenizer
         self._requests: dict[int, Request] = {}
         self.ended: list[Finished] = []
-        """Completions that ended, oldest first, until the caller takes them off."""
+        """Completions that have ended, oldest first; the caller empties the list."""
 
     @property
     def has_unfinished(self) -> bool:
-        """True while a request runs or waits."""
+        """True while a request is in flight."""
         return bool(self._requests)
 
-    def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
-        """Queue a prompt; raises as `add_list` does."""
-        (request,) = self.add_list([prompt], [params])
-        return request
-
-    def add_list(
+    def add(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]
     ) -> list[Request]:
         """Queue prompts that come together, all or none.
 
         Raises:
-            ValueError: the engine refuses one, a grammar is none, or it needs a tokenizer and
-                there is none; of several prompts, the error says which it was.
-            ImportError: one has a grammar, and llguidance is not installed.
+            ValueError: the engine refuses a prompt or its parameters, a grammar does not compile,
+                or a parameter needs a tokenizer and there is none; of several prompts, the error
+                names the first wrong one by its place in the list.
+            ImportError: a prompt has a grammar, and llguidance is not installed.
         """
-        distinct = {id(each): each for each in params}  # one may be of all prompts
+        distinct = {id(each): each for each in params}  # often one object for all prompts
         copies = {key: each.frozen() for key, each in distinct.items()}
         frozen = [copies[id(each)] for each in params]
-        asked: list[EngineRequest] = []
+        requested: list[EngineRequest] = []
         made: dict[int, tuple[SamplingParams, CompiledGrammar | None]] = {}
-        with numbered(asked, len(prompts)):
+        with numbered(requested, len(prompts)):
             for prompt, own in zip(prompts, frozen, strict=True):
                 if id(own) not in made:
                     made[id(own)] = self._lower(own), self._grammar(own)
-                asked.append(EngineRequest(prompt.token_ids, *made[id(own)]))
-        ids = self._engine.add_list(asked, plain=True)
+                requested.append(EngineRequest(prompt.token_ids, *made[id(own)]))
+        ids = self._engine.add_list(requested, plain=True)
         try:
             requests = list(map(self._request, ids, prompts, frozen))
             self._requests.update((request.request_id, request) for request in requests)
@@ -161,16 +85,16 @@ class Processor:
         return Request(request_id, prompt, completions, self._token_text(params))
 
     def process(self, updates: list["SequenceUpdate"]) -> list[Finished]:
-        """Take a step's updates in, and tell the engine which completions their text has ended.
+        """Apply a step's updates, and abort in the engine each completion that a stop string ended.
 
-        After an exception nothing is lost and nothing counts twice: the next call goes on with what
-        is left in the list and in `ended`.
+        After an exception nothing is lost and nothing counts twice: the next call continues with
+        the updates that are left in the list and the completions in `ended`.
 
         Args:
-            updates: each is taken off the list when all of it has been dealt with.
+            updates: each is removed from the list once it is applied in full.
 
         Returns:
-            The completions that ended, in the order of the updates: `ended`.
+            `ended`: the completions that have ended, in the order of the updates.
         """
         while updates:
             self._take(updates)
@@ -180,7 +104,7 @@ class Processor:
         return self.ended
 
     def _take(self, updates: list["SequenceUpdate"]) -> None:
-        """Deal with the first update, and take it off."""
+        """Apply the first update and remove it."""
         update = updates[0]
         request = self._requests.get(update.request_id)
         completion = None if request is None else request.completions[update.index]
@@ -188,16 +112,16 @@ class Processor:
             del updates[0]
         else:
             new = [Finished(request, completion)] if request.update(update) else []
-            # One statement without a call: an interrupt finds all of it done, or nothing.
+            # one statement without a call: an interrupt comes before or after all three
             updates[FIRST], completion.begun, self.ended[END] = (), None, new
         ends_here = completion is None or completion.finished
-        if ends_here and update.finish_reason is None:  # the engine goes on with it
+        if ends_here and update.finish_reason is None:  # the engine would continue it
             self._engine.abort(update.request_id, update.index)
 
     def abort(self, request_id: int) -> None:
-        """Stop a request; its completions end with "abort". An unknown or ended one is a no-op.
+        """Stop a request; its unfinished completions end with "abort".
 
-        What of it had ended, and was not taken off, is forgotten.
+        Its completions in `ended` are removed. An unknown or finished request is a no-op.
         """
         self.ended[:] = [each for each in self.ended if each.request.request_id != request_id]
         request = self._requests.pop(request_id, None)
@@ -207,10 +131,10 @@ class Processor:
         request.abort()
 
     def _lower(self, params: "SamplingParams") -> "SamplingParams":
-        """Spell bad words in token ids: the engine reads no text.
+        """Replace bad words by their token ids: the engine does not read text.
 
         Raises:
-            ValueError: stop strings or bad words, and no tokenizer.
+            ValueError: there are stop strings or bad words, and no tokenizer.
         """
         if params.stop_strings and self._tokenizer is None:
             raise ValueError(
@@ -229,16 +153,16 @@ class Processor:
         return replace(params, bad_words_token_ids=[*more, *words]).frozen()
 
     def _grammar(self, params: "SamplingParams") -> CompiledGrammar | None:
-        """Compile what the text must be, if it must be something."""
-        asked = params.structured_outputs
-        return None if asked is None else self._grammars.compile(asked)
+        """Compile `structured_outputs`; None if the text is free."""
+        wanted = params.structured_outputs
+        return None if wanted is None else self._grammars.compile(wanted)
 
     @cached_property
     def _grammars(self) -> Grammars:
-        """The grammars of the tokenizer.
+        """Compiles grammars for the tokenizer.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no tokenizer.
         """
         if self._tokenizer is None:
             raise ValueError(
@@ -255,5 +179,5 @@ class Processor:
         return Completion(index, params, detokenizer, token_text)
 
     def _token_text(self, params: "SamplingParams") -> TokenText | None:
-        """Texts of single tokens; None where there is no text."""
+        """Returns a token's text; None where no text is wanted."""
         return self._tokenizer.token_text if self._tokenizer and params.detokenize else None

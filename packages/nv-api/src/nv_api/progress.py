@@ -1,6 +1,6 @@
 """Progress: the bar of one `generate` call, with its live rates.
 
-Owns the bar and the arithmetic of tok/s; never asks the engine anything.
+Owns the bar and the arithmetic of tok/s. Never calls the engine.
 """
 
 import time
@@ -17,7 +17,7 @@ REFRESH_SECONDS = 0.2
 
 
 def check_use_tqdm(use_tqdm: object) -> None:
-    """Refuse what cannot be meant, such as an argument in the wrong place.
+    """Check `use_tqdm`, which may be another argument in the wrong place.
 
     Raises:
         TypeError: neither True, False nor a callable.
@@ -29,20 +29,20 @@ def check_use_tqdm(use_tqdm: object) -> None:
 
 
 class Rate:
-    """Tokens a second, over the steps that had such tokens."""
+    """Tokens per second, over the steps that had such tokens."""
 
     def __init__(self) -> None:
         self._tokens = self._seconds = 0.0
         self._shown = (0.0, 0.0)
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """Count a step; one without such tokens does not change the rate."""
+        """Count a step; a step without such tokens does not change the rate."""
         if num_tokens:
             self._tokens += num_tokens
             self._seconds += seconds
 
     def recent(self, otherwise: str) -> str:
-        """The rate since the last call, as text; `otherwise` if nothing came since."""
+        """The rate since the last call, as text; `otherwise` if there were no such tokens."""
         tokens, seconds = self._tokens - self._shown[0], self._seconds - self._shown[1]
         self._shown = (self._tokens, self._seconds)
         return _text(tokens, seconds) if seconds else otherwise
@@ -55,8 +55,8 @@ class Rate:
 class Progress:
     """A bar that counts finished requests and shows `Prefill=…tok/s, Decode=…tok/s`.
 
-    A step's whole time counts for each kind of token in it, so a rate says how fast those tokens
-    came while any came. The rates are of the last moments, and of the whole call at the end.
+    The full time of a step counts for each kind of token in it: a rate covers the steps that had
+    such tokens. It is the rate since the last refresh, and at the end that of the whole call.
 
     Args:
         total: requests to finish.
@@ -88,7 +88,7 @@ class Progress:
             self._bar.close()
 
     def step(self, num_prefill_tokens: int, num_decode_tokens: int, num_finished: int) -> None:
-        """Count one engine step: its tokens and the requests that it finished."""
+        """Count one engine step: its tokens, and the requests that ended in it."""
         if self._bar is None:
             return
         now = self._clock()

@@ -1,6 +1,6 @@
-"""Prompts: the ways to spell one, brought to a single form.
+"""Prompts: the ways to write one, and the one form that the engine takes.
 
-Owns what counts as a prompt and what it may hold; never tokenizes.
+Owns which values are prompts, and what a prompt may hold.
 """
 
 import operator
@@ -18,7 +18,7 @@ FORMS = "a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_id
 
 
 class Prompt(NamedTuple):
-    """One prompt: its text, its token ids, or both (the ids are then what is run)."""
+    """One prompt: its text, its token ids, or both (then the ids are run)."""
 
     text: str | None
     token_ids: list[int] | None
@@ -29,16 +29,16 @@ class TokenPrompt(NamedTuple):
 
     text: str | None
     token_ids: list[int]
-    """Plain ints: the engine does not look at their types again."""
+    """Plain ints: the engine does not check their types again."""
 
 
 def prompt_list(prompts: object) -> list[Prompt]:
-    """The prompts of one call, in order; a single prompt, however spelled, is a list of one.
+    """The prompts of one call, in order; a single prompt, in any form, is a list of one.
 
     Raises:
-        TypeError: something that is no prompt.
+        TypeError: a value that is not a prompt.
         ValueError: an empty prompt, or a dict with the wrong keys.
-        NotImplementedError: a dict that asks for what is not built yet.
+        NotImplementedError: a dict with a key that is not built yet.
     """
     if _is_array(prompts):
         prompts = prompts.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
@@ -53,7 +53,7 @@ def prompt_list(prompts: object) -> list[Prompt]:
 
 
 def single_prompt(prompt: object, name: str = "the prompt") -> Prompt:
-    """One prompt; `name` is what errors call it. Raises as `prompt_list` does."""
+    """One prompt; `name` is its name in errors. Raises as `prompt_list`."""
     if isinstance(prompt, str):
         return Prompt(checked_text(prompt, name), None)
     if isinstance(prompt, Mapping):
@@ -62,10 +62,10 @@ def single_prompt(prompt: object, name: str = "the prompt") -> Prompt:
 
 
 def tokenize(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[TokenPrompt]:
-    """Give every prompt its token ids.
+    """The token ids of every prompt.
 
     Raises:
-        ValueError: a text, and no tokenizer to read it.
+        ValueError: a prompt is text, and there is no tokenizer.
     """
     texts = [p.text for p in prompts if p.token_ids is None and p.text is not None]
     if texts and tokenizer is None:
@@ -94,7 +94,7 @@ def _is_array(value: object) -> bool:
 
 
 def checked_text(text: str, name: str) -> str:
-    """A prompt's text; raises ValueError if it is empty or no valid Unicode."""
+    """A prompt's text; raises ValueError if it is empty or not valid Unicode."""
     if not text:
         raise ValueError(f"{name} is empty: give at least one character")
     try:

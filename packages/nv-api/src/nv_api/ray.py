@@ -1,7 +1,7 @@
-"""NvPredictor: prompts of a Ray Data set in, texts out, one engine an actor.
+"""NvPredictor: prompts of a Ray Data set in, texts out, one engine per actor.
 
-Owns how a batch of rows becomes requests and how results become columns. Never places anything: how
-many actors there are, and with how many cards each, is what `map_batches` is told.
+Owns how a batch of rows becomes requests and how results become columns. Never places actors: the
+arguments of `map_batches` decide how many there are, and how many cards each has.
 """
 
 import math
@@ -11,15 +11,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 from nv_engine import SamplingParams, StructuredOutputsParams
 
-from nv_api.conversation import Rendering, conversation_list
-from nv_api.llm import LLM
+from nv_api.conversation import Rendering, chat_prompt, conversation_list
 from nv_api.outputs import CompletionOutput
-from nv_api.processor import Request
 from nv_api.prompts import TokenPrompt, single_prompt, tokenize
+from nv_api.request import Request
+from nv_api.start import Started, start
 
 try:
     import numpy as np
-    import ray.data  # noqa: F401  # nothing of it is needed to predict, but for Ray to call this
+    import ray.data  # noqa: F401  # not used here, but Ray Data needs it to call this
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         'nv_api.ray needs Ray Data: pip install "nv-api[ray]"', name=error.name
@@ -31,14 +31,14 @@ FIELDS = {field.name: field.type for field in fields(SamplingParams)}
 
 
 class Prediction(NamedTuple):
-    """What becomes of a row; the names are those of the columns."""
+    """The result of a row; its fields are the new columns."""
 
     generated_text: str | None
     generated_token_ids: list[int] | None
     finish_reason: str
-    """ "stop" or "length"; "error" where the row is no request."""
+    """ "stop" or "length"; "error" if the row cannot be run."""
     error: str | None = None
-    """Why the row is no request."""
+    """Why the row cannot be run; None if it was run."""
 
 
 class NvPredictor:
@@ -46,12 +46,13 @@ class NvPredictor:
 
     A row has a column "prompt" (text), "prompt_token_ids" or "messages" (a conversation), and may
     have "sampling_params": a dict of the fields of `SamplingParams` that differ for this row (null
-    stands for "as the others"). It keeps its columns and gains those of `Prediction`. Rows keep
-    their number and, within a batch, their order; between batches Ray keeps it if
-    `ray.data.DataContext` asks for `execution_options.preserve_order`.
+    means "as the others"). It keeps its columns and gains those of `Prediction`. The number of rows
+    and, within a batch, their order stay the same; between batches Ray keeps the order if
+    `ray.data.DataContext` has `execution_options.preserve_order`.
 
-    A row that cannot be run (no prompt, too long, parameters out of range) says so in its columns
-    and stops nobody else. If the device fails, the engine is started again, once, for what it lost.
+    A row that cannot be run (no prompt, too long, parameters out of range) has the reason in its
+    column "error"; the other rows run. If the device fails, a new engine runs the rows that were
+    lost; if that fails too, an error is raised.
     """
 
     def __init__(
@@ -67,19 +68,19 @@ class NvPredictor:
         Args:
             model: as in `LLM`; a folder must be at the same path on every node.
             sampling_params: for rows without their own; None: the checkpoint's recommendation.
-            chat_template_kwargs: more for the chat template, such as `{"enable_thinking": False}`.
+            chat_template_kwargs: more variables for the chat template, such as
+                `{"enable_thinking": False}`.
             **options: as in `LLM`.
 
         Raises:
-            ValueError: `sampling_params` is out of range or asks for several completions a row;
+            ValueError: `sampling_params` is out of range or asks for several completions per row;
                 and as `LLM` does.
         """
         self._model, self._options = model, options
         self._rendering = Rendering(chat_template_kwargs=chat_template_kwargs)
-        self._llm = self._start()
-        recommended = self._llm.get_default_sampling_params()
+        self._started = self._start()
         if not isinstance(sampling_params, SamplingParams):
-            sampling_params = _changed(recommended, sampling_params or {})
+            sampling_params = _changed(self._started.default_params, sampling_params or {})
         self._params = _single(sampling_params)
 
     def __call__(self, batch: dict[str, "np.ndarray"]) -> dict[str, "np.ndarray"]:
@@ -87,7 +88,7 @@ class NvPredictor:
 
         Raises:
             ValueError: no column holds prompts.
-            TypeError: the batch is no dict of columns.
+            TypeError: the batch is not a dict of columns.
             RuntimeError: the device failed again after a new start.
         """
         if not isinstance(batch, dict):
@@ -104,7 +105,7 @@ class NvPredictor:
         predictions = self.predict(rows)
         return batch | {
             name: _column([getattr(prediction, name) for prediction in predictions])
-            for name in Prediction._fields
+            for name in Prediction.__annotations__
         }
 
     def predict(self, rows: Sequence[Row]) -> list[Prediction]:
@@ -116,8 +117,8 @@ class NvPredictor:
         found = dict(enumerate(self._attempt(rows)))
         lost = [index for index, each in found.items() if _was_lost(each)]
         if lost:
-            self._llm.close()
-            self._llm = self._start()
+            self._started.session.close()
+            self._started = self._start()
             found |= zip(lost, self._attempt([rows[index] for index in lost]), strict=True)
         predictions = []
         for each in found.values():
@@ -130,20 +131,20 @@ class NvPredictor:
                 predictions.append(Prediction(None, None, "error", str(each)))
         return predictions
 
-    def _start(self) -> LLM:
-        return LLM(self._model, **self._options)
+    def _start(self) -> Started:
+        return start(self._model, self._options)
 
     def _attempt(self, rows: Sequence[Row]) -> list[CompletionOutput | Exception]:
-        """Each row's completion, or why it is no request."""
-        session = self._llm._session
+        """Each row's completion, or the error of a row that cannot be run."""
+        session = self._started.session
         added: list[Request | Exception] = []
         for row in rows:
             try:
-                added.append(session.add(self._prompt(row), self._params_of(row)))
+                added += session.add([self._prompt(row)], [self._params_of(row)])
             except (ValueError, TypeError, NotImplementedError) as error:
                 added.append(error)
         try:
-            while not self._llm.is_finished():
+            while not session.finished:
                 session.step()
         except BaseException:
             for each in added:
@@ -159,8 +160,8 @@ class NvPredictor:
             raise ValueError(f"the row has {len(given)} prompts: give one")
         if "messages" in given:
             (conversation,) = conversation_list([given["messages"]])
-            return self._llm._chat_prompt(conversation, self._rendering)
-        (prompt,) = tokenize([single_prompt(given)], self._llm._text)
+            return chat_prompt(self._started.tokenizer, conversation, self._rendering)
+        (prompt,) = tokenize([single_prompt(given)], self._started.tokenizer)
         return prompt
 
     def _params_of(self, row: Row) -> SamplingParams:
@@ -191,7 +192,7 @@ def _changed(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingPara
 
 
 def _field(name: str, value: Any) -> Any:  # noqa: ANN401
-    """A field's value as it was before it went through columns, which know fewer types."""
+    """A field's value with the type it had before it became a column's."""
     if name not in FIELDS:
         raise ValueError(f"sampling_params has an unknown field {name!r}")
     if isinstance(value, float) and value.is_integer() and "float" not in str(FIELDS[name]):

@@ -1,21 +1,21 @@
-"""Repetition: whether a text ends with one piece again and again, as a stuck model's does.
+"""Repetition: whether a text ends with many copies of one piece, as that of a stuck model does.
 
 Owns the bounds between that and a text that repeats on purpose: the lines of a list differ, and
-indented code, tables and drawings repeat for a short while only.
+indented code, tables and drawings repeat only for a short time.
 """
 
 NUM_COPIES = 4
 """Copies in a row that are a repetition."""
 NUM_CHARACTERS = 400
-"""Characters that they have together, at least: some eighty words."""
+"""Least number of characters of these copies together: about eighty words."""
 NUM_CHARACTERS_DRAWN = 800
-"""The same of a piece of digits and signs: an empty board of 8 x 8 fields has 600, for example."""
+"""The same for a piece of digits and signs: an empty board of 8 x 8 fields has 600."""
 LONGEST_PIECE = 600
-"""Characters of the longest piece that is looked for: a paragraph."""
+"""Characters of the longest piece that is searched for: a paragraph."""
 
 
 def repeated_end(text: str) -> int:
-    """Characters at the end of a text that only repeat what is before them; 0: it does not.
+    """Number of characters at the end of a text that repeat those before them; 0 if none do.
 
     A text repeats itself if it ends with at least `NUM_COPIES` copies in a row of one piece, of at
     most `LONGEST_PIECE` characters, which together have at least `NUM_CHARACTERS` characters, or

@@ -1,21 +1,23 @@
 """Session: one engine, driven by one thread at a time.
 
-Owns when the engine steps and the results that wait to be asked for; never reads what a user wrote
-(prompts come tokenized) and never makes a text (the processor does).
+Owns the engine, when it steps, and the results that `step` has not returned yet. Never reads what a
+user wrote (prompts come tokenized) and never makes text (the processor does).
 """
 
 import threading
 import warnings
 from collections.abc import Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from nv_api.collector import CollectorPause
 from nv_api.interrupts import whole_step
-from nv_api.outputs import RequestOutput
-from nv_api.processor import END, Finished, Processor, Request
+from nv_api.outputs import CompletionOutput, RequestOutput
+from nv_api.processor import END, Processor
 from nv_api.progress import Progress, UseTqdm
 from nv_api.prompts import TokenPrompt
+from nv_api.request import Finished, Request
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -23,50 +25,65 @@ if TYPE_CHECKING:
 
 
 ALL = slice(None)
-"""Of a list: every entry."""
+"""Slice of a list: every entry."""
 
 
 class Session:
-    """Runs requests to their end, streams one, or goes step by step; all three at once if need be.
+    """Runs a list of requests to its end, streams one, or steps; the three may be mixed.
 
     Args:
-        engine: the engine; closed with the session.
+        engine: belongs to the session from now on, which closes it.
         tokenizer: None if there is no text, only token ids.
     """
 
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._engine = engine
         self._processor = Processor(engine, tokenizer)
-        self._kept: list[Finished] = []  # ended, and not yet returned by `step`
-        self._num_warned = 0  # of those: `step` has warned of errors among them
-        self._told_of_full_pool = False
+        self._kept: list[Finished] = []  # ended, not yet returned by `step`
+        self._num_warned = 0  # `step` has warned of errors among the first so many
+        self._warned_of_full_pool = False
         self._is_closed = False
-        self._turn = threading.RLock()  # whoever takes a stream's texts may call between them
+        self._turn = threading.RLock()  # reentrant: a progress bar may call back
 
     @property
     def finished(self) -> bool:
-        """True if no request is left, no step is out and every result was told."""
+        """True if no request and no step is in flight and `step` has returned every result."""
         return not self._kept and not self._is_busy
 
     @property
     def _is_busy(self) -> bool:
-        """True while a step is worth taking: for a request, or for one aborted in mid-step."""
+        """True while a step has work: for a request, or to end a step of an aborted one."""
         processor = self._processor
         return bool(processor.has_unfinished or processor.ended or self._engine.has_unfinished)
 
     def check_usable(self) -> None:
-        """Raise a RuntimeError in a fork of the process that made this LLM, or without a device."""
+        """Refuse to work in a fork of the process that made this LLM, or without a device.
+
+        Raises:
+            RuntimeError: as the sentence above.
+        """
         self._engine.check_usable()
 
-    def add(self, prompt: TokenPrompt, params: "SamplingParams") -> Request:
-        """Queue a prompt; raises as `Processor.add_list` does."""
+    @property
+    def metrics(self) -> dict[str, int]:
+        """The engine's counters since it started, and its state now, by name."""
+        return asdict(self._engine.metrics)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        self._engine.reset_prefix_cache()
+
+    def add(
+        self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]
+    ) -> list[Request]:
+        """Queue prompts, all or none, for `step`; raises as `Processor.add` does."""
         with self._alone():
-            return self._processor.add(prompt, params)
+            return self._processor.add(prompts, params)
 
     def run(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
-        """Complete prompts, in their order; on any exception none of them is left behind."""
+        """Complete prompts, in their order; any exception aborts them all."""
         if self._is_closed:
             raise ValueError("this LLM is closed: make a new one")
         if not prompts:
@@ -76,7 +93,7 @@ class Session:
             pause = CollectorPause()
             try:
                 pause.begin()
-                requests += self._processor.add_list(prompts, params)
+                requests += self._processor.add(prompts, params)
                 self._finish(requests, use_tqdm, pause)
             finally:
                 pause.end()
@@ -85,29 +102,31 @@ class Session:
         warn_of_errors(ended, stacklevel=5)
         return [request.output() for request in requests]
 
-    def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[str]:
-        """The text of a prompt's first completion as it comes; closing the iterator aborts it.
+    def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[CompletionOutput]:
+        """The deltas of one request as they come; closing the iterator aborts the request.
 
-        Raises:
-            RuntimeError: the request failed on the device.
+        The last delta of each completion has its finish_reason.
         """
-        request = self.add(prompt, params)
+        (request,) = self.add([prompt], [params])
         own = {request.request_id}
+        running = list(request.completions)
         try:
-            while not request.finished:
-                self._advance(own)
-                if text := request.completions[0].delta().text:
-                    yield text
-            ended = request.output().outputs[0]
-            if ended.finish_reason == "error":
-                raise RuntimeError(f"the request failed on the device: {ended.stop_reason}")
+            while running:
+                if not request.finished:  # a call between two deltas may have finished it
+                    self._advance(own)
+                for completion in tuple(running):
+                    delta = completion.delta()
+                    if delta.finished():
+                        running.remove(completion)
+                    if delta.token_ids or delta.text or delta.finished():
+                        yield delta
         finally:
             self._drop([request])
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
-        """One step: what ended and was not returned yet, and num_tokens, as `LLM.step` has them.
+        """Step the engine once; returns the outputs and num_tokens of `LLM.step`.
 
-        After an exception the next call returns what this one could not.
+        After an exception the next call returns what this one did not.
         """
         num_tokens = 0
         if self._is_busy:
@@ -118,11 +137,11 @@ class Session:
         unwarned, self._num_warned = self._kept[self._num_warned :], len(self._kept)
         warn_of_errors(unwarned, stacklevel=4)
         pairs = [(e.request.request_id, list(e.completion.token_ids)) for e in self._kept]
-        # One line without a call: an interrupt finds the results kept, or returned.
+        # one line without a call: after an interrupt the results are kept, or returned
         self._kept, self._num_warned = [], 0; return pairs, num_tokens  # fmt: skip  # noqa: E702
 
     def abort(self, request_id: int) -> None:
-        """Drop a request and its results; an unknown one is a no-op."""
+        """Abort a request and forget its results; an unknown id is a no-op."""
         with self._alone():
             self._processor.abort(request_id)
         self._forget({request_id})
@@ -134,7 +153,7 @@ class Session:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Refuse this thread while another is at work: the engine's state is nobody else's then."""
+        """Raise if another thread is inside the engine, which is not thread-safe."""
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(
                 "another thread is using this LLM: let one thread at a time call it, with a lock "
@@ -146,7 +165,7 @@ class Session:
             self._turn.release()
 
     def _forget(self, request_ids: Container[int]) -> None:
-        """Let `step` return nothing of these requests."""
+        """Remove the results of these requests, so that `step` does not return them."""
         halves = self._kept[: self._num_warned], self._kept[self._num_warned :]
         warned, others = (
             [e for e in half if e.request.request_id not in request_ids] for half in halves
@@ -154,36 +173,36 @@ class Session:
         self._kept, self._num_warned = warned + others, len(warned)
 
     def _drop(self, requests: Sequence[Request]) -> None:
-        """Abort what has not ended; if nobody else is left, see its last step back home."""
+        """Abort unfinished requests; if no other is in flight, also end the engine's last steps."""
         for request in requests:
             self._processor.abort(request.request_id)
         self._forget({request.request_id for request in requests})
         if not self._engine.is_here:
-            return  # a stream that a fork inherited: its steps are not this process's
+            return  # a fork inherited this stream; the steps belong to the parent
         while self._engine.has_unfinished and not self._processor.has_unfinished:
             self._engine.step()
 
     def _finish(
         self, requests: Sequence[Request], use_tqdm: UseTqdm, pause: CollectorPause
     ) -> None:
-        """Step until these requests have ended; the pause ends with the first step."""
+        """Step until these requests have ended; the first step ends the pause."""
         own = {request.request_id for request in requests}
         with Progress(len(requests), use_tqdm) as progress:
             num_left = len(requests)
-            while num_left and self._is_busy:  # a call from within a bar may have ended them
+            while num_left and self._is_busy:  # a bar that calls back may have ended them
                 step, num_ended = self._advance(own)
                 pause.end()
                 num_left -= num_ended
                 progress.step(step.num_prefill_tokens, step.num_decode_tokens, num_ended)
 
     def _advance(self, own: set[int] | frozenset[int]) -> tuple["StepOutput", int]:
-        """Step the engine once, and keep what ended for `step`, but for the caller's `own`.
+        """Step the engine once; keep for `step` what ended, except requests in `own`.
 
         Returns:
             The engine's step, and how many of the caller's requests ended in it.
 
         Raises:
-            RuntimeError: the session is closed, or another thread is at work.
+            RuntimeError: the session is closed, or another thread is inside the engine.
         """
         if self._is_closed:
             raise RuntimeError(
@@ -194,17 +213,17 @@ class Session:
             untaken = self._processor.process(step.updates)
             ended = tuple(untaken)
             kept = [each for each in ended if each.request.request_id not in own]
-            # One statement without a call: an interrupt finds all of it done, or nothing.
+            # one statement without a call: an interrupt comes before or after both
             self._kept[END], untaken[ALL] = kept, ()
-        self._tell_of_full_pool(ended)
+        self._warn_of_full_pool(ended)
         done = {e.request.request_id for e in ended if e.request.finished}
         return step, len(done & own)
 
-    def _tell_of_full_pool(self, ended: Sequence[Finished]) -> None:
-        """Warn, once, of a completion that was cut for want of memory and not by its parameters."""
-        for request, completion in () if self._told_of_full_pool else ended:
+    def _warn_of_full_pool(self, ended: Sequence[Finished]) -> None:
+        """Warn, once per session, that a completion ended early because the KV cache is full."""
+        for request, completion in () if self._warned_of_full_pool else ended:
             if completion.finish_reason == "length" and completion.stop_reason is not None:
-                self._told_of_full_pool = True
+                self._warned_of_full_pool = True
                 warnings.warn(
                     f"request {request.request_id} ended with finish_reason 'length' after "
                     f"{len(completion.token_ids)} tokens: {completion.stop_reason} (said once)",
@@ -214,11 +233,11 @@ class Session:
 
 
 def warn_of_errors(ended: Sequence[Finished], *, stacklevel: int) -> None:
-    """Say how many completions failed, whose the first was, and why.
+    """Warn how many completions failed, with the first one's request and reason.
 
     Args:
-        ended: some completions that ended.
-        stacklevel: of the user's own line, as `warnings.warn` counts.
+        ended: completions that have ended.
+        stacklevel: the user's own line, as `warnings.warn` counts from here.
     """
     failed = [each for each in ended if each.completion.finish_reason == "error"]
     if failed:

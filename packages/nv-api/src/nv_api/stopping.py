@@ -1,6 +1,6 @@
-"""StopStrings: where a text ends because it said a stop string.
+"""StopStrings: the end of a text at a stop string.
 
-Owns the search across tokens and the text held back while a stop string may be under way; never
+Owns the search across tokens, and the text held back while it may become a stop string. Never
 decodes tokens and never aborts a request.
 """
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Stopped(NamedTuple):
-    """What one piece of text came to: what may be shown, and the stop string found, if any."""
+    """The result of one piece: the text that may be shown, and the stop string found, or None."""
 
     text: str
     stop: str | None
@@ -19,8 +19,8 @@ class StopStrings:
 
     The stop string that is complete first wins (of two that end together, the longer), so the
     result does not depend on how the text was cut into pieces. Text that may be the beginning of a
-    stop string is held back until it is known not to be: what `push` shows is never taken back.
-    A piece costs O(its length + the longest stop string), however long the text has grown.
+    stop string is held back until it is known not to be one: `push` returns final text only.
+    A piece costs O(its length + the longest stop string), whatever the length of the text.
 
     Args:
         stops: the stop strings, none of them empty.
@@ -31,15 +31,15 @@ class StopStrings:
         self._stops = stops
         self._include = include
         self.held = ""
-        """Text that may be the beginning of a stop string: all that a search depends on."""
+        """Text that may be the beginning of a stop string; the search depends on nothing else."""
 
     def push(self, piece: str, *, armed: bool = True) -> Stopped:
         """Add a piece of text and return what may be shown.
 
         Args:
             piece: the text that follows what was pushed before.
-            armed: False while no stop string may end here yet (`min_tokens`); one that began
-                in such a piece may still end in a later one.
+            armed: False while a stop string must not end here (`min_tokens`); a stop string that
+                begins in such a piece may end in a later one.
         """
         text = self.held + piece
         found = self._first(text) if armed else None
@@ -52,14 +52,14 @@ class StopStrings:
         return Stopped(text[:shown], None)
 
     def flush(self) -> str:
-        """The text held back, once nothing can follow it."""
+        """Return the text held back, at the end of the text."""
         held, self.held = self.held, ""
         return held
 
     def _first(self, text: str) -> tuple[int, str] | None:
         """Start and stop string of the match that ends first; if two do, the longer.
 
-        One that ends in the text held back is over: it was not armed then.
+        A match that ends within the text held back does not count: it was not armed.
         """
         num_held = len(self.held)
         matches = [
@@ -70,7 +70,7 @@ class StopStrings:
         return min(matches, key=lambda m: (m[0] + len(m[1]), m[0]), default=None)
 
     def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that a stop string begins with, whole ones apart."""
+        """Length of the longest end of `text` that is a proper beginning of a stop string."""
         longest = min(len(text), max(map(len, self._stops), default=1) - 1)
         lengths = range(longest, 0, -1)
         return next((n for n in lengths if self._begins_a_stop(text[-n:])), 0)

@@ -1,7 +1,7 @@
-"""Grammars: what a completion's text must be, compiled for a tokenizer.
+"""Grammars: structured outputs, compiled for a tokenizer.
 
-Owns the way to llguidance (the extra `structured`), which knows grammars and which tokens follow.
-Never applies a mask (the engine does) and never reads a completion's text.
+Owns the use of llguidance (the extra `structured`), which parses grammars and computes the tokens
+that may come next. Never applies a mask (the engine does) and never reads a completion's text.
 """
 
 import json
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_GRAMMARS = 256
-"""Compiled grammars that are kept."""
+"""Compiled grammars that are cached."""
 COMPILE_SECONDS = 5.0
-"""The longest that a compile may take; other Python threads run meanwhile."""
+"""Longest time of a compile; other Python threads run meanwhile."""
 STACK_BYTES = 1 << 28
-"""Stack of a compile: llguidance recurses, with up to 8 KiB for each rule that names another."""
+"""Stack of a compile: llguidance recurses, with up to 8 KiB per nested rule."""
 MASK_SECONDS = 0.5
-"""The most CPU time that one mask, or one token taken in, may cost."""
+"""Most CPU time of one mask, or of one accepted token."""
 
 _REASONS = {
     "NoExtensionBias": "no text fits from here on",
@@ -54,7 +54,7 @@ _REASONS = {
     ),
     "it is too complex: give smaller or fewer repeats, alternatives, rules and intersections",
 )
-"""What llguidance says, by a part of it, and what a user can do."""
+"""Parts of llguidance's errors, and the sentence that a user gets for each."""
 
 
 class Grammars:
@@ -62,8 +62,8 @@ class Grammars:
 
     Args:
         backend: the tokenizer.
-        vocab_size: of the model; a mask has so many bits, in whole 32-bit words.
-        eos_token_ids: each ends a completion, where the grammar may end.
+        vocab_size: of the model; a mask has one bit per token, in whole 32-bit words.
+        eos_token_ids: each ends a completion where the grammar may end.
 
     Raises:
         ImportError: llguidance is not installed.
@@ -92,10 +92,10 @@ class Grammars:
         self._compile = lru_cache(NUM_GRAMMARS)(self._compile_source)
 
     def compile(self, asked: "StructuredOutputsParams") -> "CompiledGrammar":
-        """Compile a grammar, or find it compiled.
+        """Compile a grammar, or return the cached one.
 
         Raises:
-            ValueError: it is none; the message has its text and what is wrong with it.
+            ValueError: it does not compile; the message has its text and the reason.
         """
         return self._compile(asked.source)
 
@@ -109,9 +109,9 @@ class Grammars:
 
 
 def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":
-    """Compile in a thread of its own, with a deep stack and until a deadline.
+    """Compile in a new thread, with a deep stack and a deadline.
 
-    A compile that is given up goes on by itself until one of llguidance's own limits ends it.
+    After the deadline the thread continues until one of llguidance's own limits ends it.
 
     Raises:
         ValueError: as `compiled`, or the deadline passed.
@@ -122,7 +122,7 @@ def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":
         try:
             result.set_result(compiled())
         except BaseException as error:
-            result.set_exception(error)  # raised by whoever waits
+            result.set_exception(error)  # the waiting thread raises it
 
     usual = threading.stack_size(STACK_BYTES)
     try:
@@ -139,10 +139,10 @@ def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":
 
 
 def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
-    """A matcher at the beginning of a grammar, which one token on is still within limits.
+    """A matcher at the beginning of a grammar, tried for one token to find exceeded limits.
 
     Raises:
-        ValueError: it is no grammar, or no text fits it.
+        ValueError: it is not a grammar, or no text fits it.
     """
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # an extra
 
@@ -157,7 +157,7 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
         text = LLMatcher.grammar_from_regex(
             _alternation(json.loads(source.text)) if is_choice else _regex(source.text)
         )
-    # A matcher says no more than what is wrong: not the whole grammar.
+    # not verbose: an error would contain the whole grammar
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
     for tried in (matcher, _one_token_on(matcher, tokenizer.eos_tokens)):
         if tried.is_error():
@@ -166,7 +166,7 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
 
 
 def _one_token_on(matcher: "LLMatcher", eos_token_ids: Iterable[int]) -> "LLMatcher":
-    """A copy after one token that fits: llguidance meets most of its limits by then."""
+    """A copy after one token that fits: by then llguidance has reached most of its limits."""
     ahead = matcher.deep_copy()
     allowed = int.from_bytes(ahead.compute_bitmask(), "little")
     for token in eos_token_ids:
@@ -179,7 +179,7 @@ def _one_token_on(matcher: "LLMatcher", eos_token_ids: Iterable[int]) -> "LLMatc
 
 
 def _alternation(texts: Iterable[str]) -> str:
-    """The regular expression of some texts: one terminal, where a grammar has an item for each."""
+    """Texts as one regular expression: one terminal, where a grammar would have an item each."""
     return "|".join(
         "".join(
             char if char.isalnum() or char in " _" else f"\\x{{{ord(char):x}}}" for char in text
@@ -189,14 +189,14 @@ def _alternation(texts: Iterable[str]) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """A pattern, unless it ends in half an escape, which llguidance would leave out."""
+    """A pattern, checked not to end in half an escape, which llguidance would ignore."""
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise ValueError("it ends in a single backslash: write two for the character")
     return pattern
 
 
 def _reason(matcher: "LLMatcher") -> str:
-    """What is wrong with a matcher, in one line."""
+    """The error of a matcher, in one line."""
     error: str = matcher.get_error()
     for part, reason in _REASONS.items():
         if part in error:
@@ -212,17 +212,17 @@ class CompiledGrammar:
     """A grammar, ready for any number of completions; see `nv_engine.Grammar`."""
 
     start: "LLMatcher"
-    """At the beginning, where it stays."""
+    """A matcher at the beginning, which is only copied."""
     tokenizer: "LLTokenizer"
     num_mask_bytes: int
 
     def matcher(self, end_token_ids: frozenset[int]) -> "GrammarMatcher":
-        """A matcher of one completion's own, at the beginning; `end_token_ids` end it."""
+        """A matcher for one completion, at the beginning; `end_token_ids` end it."""
         return GrammarMatcher(self, end_token_ids)
 
 
 class GrammarMatcher:
-    """Where one completion stands in its grammar; see `nv_engine.Matcher`."""
+    """The place of one completion in its grammar; see `nv_engine.Matcher`."""
 
     def __init__(self, grammar: CompiledGrammar, end_token_ids: frozenset[int]) -> None:
         self._grammar = grammar
@@ -231,7 +231,7 @@ class GrammarMatcher:
         self._matcher = grammar.start.deep_copy()
 
     def accept(self, token_ids: Iterable[int]) -> str | None:
-        """Go on by the tokens drawn; if one does not fit, say why."""
+        """Advance by the tokens drawn; return the reason if one does not fit, else None."""
         for token in token_ids:
             began = time.thread_time()
             if self._fault is None and not (token in self._ends and self._matcher.is_accepting()):
@@ -240,7 +240,7 @@ class GrammarMatcher:
         return None if self._fault is None else f"structured_outputs: {self._fault}"
 
     def _take(self, token: int) -> None:
-        """Take a token of the text, or one that the grammar itself names and that ends it."""
+        """Advance by a token of the text, or by one that the grammar names as its last."""
         ends = token in self._ends
         if ends and not self._may_end_with(self._matcher, token):
             self._fault = f"token {token} ends the text where the grammar does not"
@@ -248,7 +248,7 @@ class GrammarMatcher:
             self._fault = _reason(self._matcher)
 
     def mask(self, unwanted: Collection[int]) -> bytes:
-        """Which tokens may come next, without those unwanted unless nothing else is left."""
+        """Tokens that may come next, without the unwanted ones unless no others are left."""
         began = time.thread_time()
         bits = self._allowed()
         self._check_time(began)
@@ -260,7 +260,7 @@ class GrammarMatcher:
         return bytes(wanted) if any(wanted) else bits
 
     def _allowed(self) -> bytes:
-        """The mask of all that fits: tokens that end the text where the grammar may end alone."""
+        """The mask of tokens that fit; those that end the text only where the grammar may end."""
         matcher = self._matcher
         fitting: bytes = matcher.compute_bitmask()[: self._grammar.num_mask_bytes]
         allowed = int.from_bytes(fitting, "little")
@@ -282,10 +282,10 @@ class GrammarMatcher:
         return fitting
 
     def _may_end_with(self, matcher: "LLMatcher", token: int) -> bool:
-        """Whether a token that ends the text is the end of the grammar too.
+        """Whether a token that ends the text also ends the grammar.
 
-        It is where a grammar names a special token as its last. An ordinary one is never: its text
-        does not count, so that the grammar would lack it.
+        It does if it is a special token that the grammar names as its last. An ordinary token never
+        does: a stop token's text is not in the completion, so the grammar would be incomplete.
         """
         if not self._grammar.tokenizer.is_special_token(token):
             return False
@@ -303,8 +303,8 @@ class GrammarMatcher:
     def _spelled(self, token: int) -> int:
         """The mask of the one token that may come next.
 
-        Where text must come that an added token spells (`<think>`), llguidance allows that token
-        and then refuses it: then the mask is of the first of the plain tokens that spell it.
+        If the next text is that of an added token (`<think>`), llguidance allows this token and
+        then rejects it: the mask then has the first of the plain tokens that spell the text.
         """
         must_come = self._matcher.compute_ff_bytes().decode(errors="ignore")
         if must_come and not self._matcher.validate_tokens([token]):

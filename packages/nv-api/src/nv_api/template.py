@@ -1,6 +1,6 @@
-"""Template: which form of content a chat template reads, found in its syntax tree.
+"""Template: the form of content that a chat template reads, found in its syntax tree.
 
-Owns that question alone, which is vLLM's `chat_template_content_format`; never renders.
+Owns this decision (vLLM's `chat_template_content_format`). Never renders a template.
 """
 
 from collections import defaultdict
@@ -13,31 +13,31 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 ContentForm: TypeAlias = Literal["string", "openai", "either"]
-"""What a message's content must be: a text, a list of parts, or whichever the user gave."""
+"""The form of a message's content: a text, a list of parts, or the one that the user gave."""
 
 NUM_TEMPLATES = 32
-"""Templates whose form is kept; their texts are kept with them."""
+"""Templates whose form is cached, with their texts."""
 
 MESSAGES, MESSAGE, CONTENT, PART = "messages", "message", "content", "part"
-"""What an expression of a template may stand for."""
+"""Kinds of values that an expression of a template may have."""
 Kinds: TypeAlias = frozenset[str]
 NONE: Kinds = frozenset()
 
 OF_ITEMS = {"groupby", "map", "rejectattr", "selectattr"}
 """Filters that read attributes of a list's items."""
 OF_ONE_ITEM = {"first", "last"}
-"""Filters that give one item of a list."""
+"""Filters that return one item of a list."""
 OF_PARTS = {"text", "type"}
-"""Names that a part has, and a text has not."""
+"""Attributes that a part has, and a text does not have."""
 
 
 @lru_cache(NUM_TEMPLATES)
 def content_form(template: str) -> ContentForm:
     """The form of content that a chat template reads.
 
-    "openai": somewhere it goes through a message's content as through a list of parts, and a text
-    may come there. "either": it does so only where it has tested that the content is not a string.
-    "string": it never does. vLLM decides so too, but has no "either".
+    "openai": somewhere it loops over a message's content as a list of parts, and a text may come
+    there. "either": it does so only after it has tested that the content is not a string.
+    "string": it never does. vLLM decides in the same way, without "either".
 
     A template with a syntax error reads "string": rendering it reports the error.
     """
@@ -52,7 +52,7 @@ def content_form(template: str) -> ContentForm:
 
 
 class _Generation(Extension):
-    """The block {% generation %} of transformers, which marks what an assistant said."""
+    """The block {% generation %} of transformers, which marks the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja's own declaration
 
@@ -69,8 +69,8 @@ def _environment() -> Environment:
 class _Readers:
     """The places of a template that read a message's content as parts.
 
-    Names are followed through assignments, loops and macros, wherever in the template they stand:
-    a name that holds a content somewhere is one everywhere.
+    Names are followed through assignments, loops and macros in the whole template: a name that
+    holds a content at one place counts as a content at every place.
     """
 
     def __init__(self, tree: nodes.Template) -> None:
@@ -80,11 +80,11 @@ class _Readers:
             pass
 
     def guards(self) -> Iterator[bool]:
-        """Of each such place, whether it is only reached where the content is not a string."""
+        """For each such place, whether it is reached only if the content is not a string."""
         return self._guards(self._tree, guarded=False)
 
     def _follow(self) -> bool:
-        """Give names what is assigned to them; True while that adds something."""
+        """Add the kinds that are assigned to names; True if that added a kind."""
         before = sum(map(len, self._names.values()))
         for assign in self._tree.find_all(nodes.Assign):
             self._name(assign.target, self._kinds(assign.node))
@@ -100,7 +100,7 @@ class _Readers:
         return sum(map(len, self._names.values())) > before
 
     def _pass(self, macro: nodes.Macro, call: nodes.Call) -> None:
-        """Give a macro's arguments what a call passes."""
+        """Add the kinds that a call passes to a macro's arguments."""
         for argument, value in zip(macro.args, call.args, strict=False):
             self._name(argument, self._kinds(value))
         for pair in call.kwargs:
@@ -111,7 +111,7 @@ class _Readers:
             self._names[_name_of(target)] |= kinds
 
     def _kinds(self, node: nodes.Node | None) -> Kinds:
-        """What an expression may stand for."""
+        """The kinds of values that an expression may have."""
         match node:
             case nodes.Name():
                 return frozenset(self._names.get(node.name, ()))
@@ -131,7 +131,7 @@ class _Readers:
         return NONE
 
     def _kinds_of_access(self, node: nodes.Getattr | nodes.Getitem | nodes.Call) -> Kinds:
-        """The same of x.name, x["name"], x[0], x[1:] and x.get("name")."""
+        """The same for x.name, x["name"], x[0], x[1:] and x.get("name")."""
         match node:
             case nodes.Getattr():
                 assigned = self._names.get(f"{_name_of(node.node)}.{node.attr}", ())
@@ -170,7 +170,7 @@ class _Readers:
                     yield from self._guards(child, guarded=guarded)
 
     def _branches(self, node: nodes.If, guarded: bool) -> Iterator[bool]:
-        """The branches of an if: each knows that the tests before it were false."""
+        """The branches of an if: in each, the tests before it were false."""
         for branch in [node, *node.elif_]:
             yield from self._guards(branch.test, guarded=guarded)
             inside = guarded or self._excludes_text(branch.test, True)
@@ -181,7 +181,7 @@ class _Readers:
             yield from self._guards(child, guarded=guarded)
 
     def _reads_parts(self, node: nodes.Node) -> bool:
-        """Whether a node goes through a content as a list, or reads what only a part has."""
+        """Whether a node loops over a content as a list, or reads an attribute of parts."""
         match node:
             case nodes.For():
                 return CONTENT in self._kinds(node.iter)
@@ -196,7 +196,7 @@ class _Readers:
         return False
 
     def _excludes_text(self, test: nodes.Node, outcome: bool) -> bool:
-        """Whether a test that came out so means that the content is not a string."""
+        """Whether this outcome of a test means that the content is not a string."""
         match test:
             case nodes.Test(name="string"):
                 return not outcome and CONTENT in self._kinds(test.node)
@@ -209,18 +209,18 @@ class _Readers:
 
 
 def _items(kinds: Kinds) -> Kinds:
-    """What an item of such a list is."""
+    """The kinds of an item of a list of these kinds."""
     of = {MESSAGES: MESSAGE, CONTENT: PART}
     return frozenset(of[kind] for kind in kinds if kind in of)
 
 
 def _member(kinds: Kinds, name: str) -> Kinds:
-    """What the member of such an object is."""
+    """The kinds of a member of an object of these kinds."""
     return frozenset({CONTENT}) if MESSAGE in kinds and name == "content" else NONE
 
 
 def _name_of(target: nodes.Node) -> str:
-    """The name that an assignment sets or an expression is, as "name" or "name.attribute"."""
+    """The name of a target or an expression, as "name" or "name.attribute"; "" if it has none."""
     match target:
         case nodes.Name():
             return target.name

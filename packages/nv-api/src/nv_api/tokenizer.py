@@ -1,6 +1,6 @@
 """Tokenizer: one checkpoint's tokenizer, loaded, and the detokenizers that belong to it.
 
-Owns the bytes of each token and which tokens are special; never decides what a prompt is.
+Owns the bytes of each token, and which tokens are special. Never decides which values are prompts.
 """
 
 import importlib.util
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 FILES = (JSON, "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 BESIDE = f"put the model's {JSON} beside them"
 NO_CLASS = "Couldn't instantiate the backend tokenizer"
-"""How transformers begins what it raises where it knows no class for the files."""
+"""The beginning of transformers' error when it has no class for the files."""
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
 """The first line of tiktoken's files: a token in base64, and its rank."""
 KIND_FIELDS = ("model_type", "model_name", "tokenizer_class")
 MODES = ("auto", "hf")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 NUM_WORDS = 4096
-"""Words whose ids are kept."""
+"""Words whose ids are cached."""
 REMEDY = (
     "give a tokenizer's place with tokenizer=…, or pass skip_tokenizer_init=True to work with "
     "token ids"
 )
 LOADING_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError)
-"""What transformers raises over files that are damaged; its Rust half raises Exception itself."""
+"""Errors of transformers for damaged files; its Rust part raises Exception itself."""
 
 
 def load_tokenizer(
@@ -48,20 +48,20 @@ def load_tokenizer(
 ) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a folder or a hub name.
 
-    Where there is a tokenizer.json, it is the tokenizer, whatever class is named beside it.
+    If there is a tokenizer.json, it is the tokenizer, whatever class the other files name.
 
     Args:
         source: a folder with tokenizer files, or a hub name.
-        mode: "auto" or "hf": the checkpoint's own; no other mode is built.
+        mode: "auto" or "hf": the checkpoint's own; other modes are not built.
         revision: branch, tag or commit of a hub name.
 
     Raises:
-        FileNotFoundError: a folder that is not there or has no tokenizer files, or a hub name that
-            the hub and its cache do not have.
+        FileNotFoundError: a folder that does not exist or has no tokenizer files, or a hub name
+            that is neither in the hub nor in its cache.
         NotImplementedError: another mode.
-        ValueError: files that are no tokenizer, or that need a library which is not there; a chat
-            template that is not Jinja; a hub name that the hub does not know; or code of the
-            checkpoint's own, which is never run.
+        ValueError: files that are not a tokenizer, or that need a library which is not installed;
+            a chat template that is not Jinja; an unknown hub name; or code of the checkpoint's own,
+            which is never run.
     """
     if mode not in MODES:
         raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
@@ -81,12 +81,23 @@ def load_tokenizer(
     return backend
 
 
-def _check_readable(folder: Path) -> None:
-    """Refuse a folder without tokenizer.json whose tokenizer could not be read, or not rightly.
+def existing(tokenizer: "Tokenizer | None") -> "Tokenizer":
+    """The tokenizer, which a call needs.
 
     Raises:
-        FileNotFoundError: it has no tokenizer files.
-        ValueError: they need a library that is not there, or do not say how a text is cut.
+        ValueError: there is none (`skip_tokenizer_init=True`).
+    """
+    if tokenizer is None:
+        raise ValueError("there is no tokenizer (skip_tokenizer_init=True): leave the option out")
+    return tokenizer
+
+
+def _check_readable(folder: Path) -> None:
+    """Check that the tokenizer of a folder without tokenizer.json can be read correctly.
+
+    Raises:
+        FileNotFoundError: the folder has no tokenizer files.
+        ValueError: they need a library that is not installed, or lack the rule that cuts texts.
     """
     model = folder / "tokenizer.model"
     tiktoken = [*sorted(folder.glob("*.tiktoken")), *sorted(folder.glob("tiktoken.model"))]
@@ -113,7 +124,7 @@ def _check_readable(folder: Path) -> None:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether a module is there, found without running it."""
+    """Whether a module is installed, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of a package that holds it
@@ -121,10 +132,10 @@ def _is_installed(module: str) -> bool:
 
 
 def _by_class(folder: Path) -> "PreTrainedTokenizerBase":
-    """What transformers' class makes of older files, which say less than tokenizer.json.
+    """The tokenizer that transformers' class makes of older files.
 
     Raises:
-        ValueError: vocab.json without a byte-level class for it: another one loses texts.
+        ValueError: vocab.json without a byte-level class for it: another class loses text.
     """
     from transformers import AutoTokenizer  # noqa: PLC0415  # seconds to import, and not always needed
 
@@ -153,10 +164,9 @@ def _downloaded(name: str, revision: str | None) -> Path:
 
 
 def _kind(folder: Path) -> "PreTrainedConfig":
-    """What a tokenizer's class depends on in config.json, in place of all of it.
+    """The values of config.json that a tokenizer's class depends on.
 
-    The sizes of the model are not the tokenizer's business: what is wrong with them is for the
-    model's loader to say.
+    The others are left out, so that wrong sizes of the model are reported by the model's loader.
     """
     from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415  # as above
 
@@ -174,7 +184,7 @@ def _kind(folder: Path) -> "PreTrainedConfig":
 
 
 class _Loading:
-    """Names the tokenizer in whatever keeps it from being loaded, and what to do about it."""
+    """Replaces errors of loading by errors that name the tokenizer and the fix."""
 
     def __init__(self, source: Path | str) -> None:
         self._source = source
@@ -205,7 +215,7 @@ class _Loading:
 
 
 class Tokenizer:
-    """What the processor needs of a tokenizer: ids of texts, and texts of ids.
+    """A tokenizer as the processor uses it: ids of texts, and texts of ids.
 
     Args:
         backend: the transformers tokenizer; users get it as `llm.tokenizer`.
@@ -223,7 +233,7 @@ class Tokenizer:
 
     @property
     def num_ids(self) -> int:
-        """Token ids are below it."""
+        """One more than the largest token id."""
         return 1 + max(self.backend.get_vocab().values(), default=-1)
 
     @property
@@ -233,7 +243,7 @@ class Tokenizer:
         return () if eos is None else (int(eos),)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text; with the tokenizer's own first and last tokens if asked."""
+        """Token ids of each text, with the tokenizer's first and last special tokens if wanted."""
         if not texts:
             return []
         # Not verbose: it would warn of texts beyond the tokenizer's idea of a model's length.
@@ -242,16 +252,16 @@ class Tokenizer:
         return ids
 
     def token_text(self, token_id: int) -> str:
-        """A token's own text; a replacement character where it is a part of one."""
+        """A token's own text; a replacement character if the token is part of a character."""
         text = self._texts.get(token_id)
         if text is None:
             text = self._texts[token_id] = _decode(self.backend, [token_id], True)
         return text
 
     def _word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
-        """Ids that spell a word at the beginning of a text, and behind a space.
+        """Ids that spell a word at the beginning of a text, and after a space.
 
-        vLLM leaves out the second where it has another number of tokens; here both are kept.
+        vLLM omits the second if its number of tokens differs; here both are kept.
         """
         bare = word.lstrip()
         spellings = self.encode([bare, f" {bare}"] if bare else [word], add_special_tokens=False)
@@ -274,7 +284,7 @@ class Tokenizer:
 
 
 class _Pieces(dict[int, bytes]):
-    """Bytes of each token id of a byte-level tokenizer, found out once an id."""
+    """Bytes of each token id of a byte-level tokenizer, computed once per id."""
 
     def __init__(self, backend: "PreTrainedTokenizerBase", skipped: frozenset[int]) -> None:
         super().__init__()
@@ -290,7 +300,7 @@ class _Pieces(dict[int, bytes]):
 
 
 def _token_bytes(token: str) -> bytes:
-    """Bytes that a byte-level token spells; an added token that is no such spelling is itself."""
+    """The bytes of a byte-level token; an added token outside that alphabet is its own UTF-8."""
     if all(character in BYTE_OF_CHARACTER for character in token):
         return bytes(BYTE_OF_CHARACTER[character] for character in token)
     return token.encode()
@@ -314,7 +324,7 @@ def _decoder_name(backend: "PreTrainedTokenizerBase") -> str:
 
 
 def _decode(backend: "PreTrainedTokenizerBase", ids: list[int], spaced: bool) -> str:
-    """Text of ids, none of them left out, with no tidying of spaces."""
+    """The text of all ids, with spaces unchanged."""
     text = backend.decode(
         ids,
         skip_special_tokens=False,

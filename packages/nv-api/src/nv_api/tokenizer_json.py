@@ -1,8 +1,8 @@
-"""The tokenizer of a tokenizer.json, as it is, in transformers' clothes.
+"""The tokenizer of a tokenizer.json, unchanged, as a tokenizer of transformers.
 
-transformers' own classes (LlamaTokenizer and its like) take only the vocabulary and the merges from
-tokenizer.json and build the rest of the pipeline themselves; under a wrong label they garble every
-prompt. Here nothing of the pipeline is replaced: the other files give names.
+transformers' own classes (such as LlamaTokenizer) take only the vocabulary and the merges from
+tokenizer.json and build the rest of the pipeline themselves; with a wrong class name every prompt
+is garbled. Here the pipeline stays as it is, and the other files only give names.
 """
 
 import warnings
@@ -23,15 +23,15 @@ POINTER = b"version https://git-lfs"
 
 
 def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
-    """A transformers tokenizer that cuts texts exactly as the folder's tokenizer.json says.
+    """A transformers tokenizer that cuts texts exactly by the folder's tokenizer.json.
 
     `add_bos_token` and `add_eos_token` of tokenizer_config.json make no difference: as in
-    transformers 5, what is put around a text is the post-processor's business, which is
-    in tokenizer.json. So do `add_prefix_space`, `legacy` and `split_special_tokens`.
+    transformers 5, the post-processor of tokenizer.json adds the tokens around a text. Nor do
+    `add_prefix_space`, `legacy` and `split_special_tokens`.
 
     Raises:
-        ValueError: a file that is not what its name says, or added tokens that do not fit.
-        Exception: the tokenizers library's own, of a damaged tokenizer.json.
+        ValueError: a file with the wrong content, or added tokens that do not fit.
+        Exception: the tokenizers library's own, for a damaged tokenizer.json.
 
     Warns:
         UserWarning: a named special token that tokenizer.json does not have.
@@ -52,14 +52,14 @@ def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
         **labels.values,
     )
     for name, text in special.items():
-        if text not in matched:  # the constructor would have texts searched for it
+        if text not in matched:  # given to the constructor, it would be searched for in texts
             setattr(backend, name, text)
-    backend.name_or_path = str(folder)  # not earlier: the constructor would ask the hub about it
+    backend.name_or_path = str(folder)  # not earlier: the constructor would look it up in the hub
     return backend
 
 
 def _read(file: Path) -> Tokenizer:
-    """The tokenizers library's tokenizer, which neither cuts a text short nor fills it up."""
+    """The tokenizers library's tokenizer, without truncation and padding."""
     with file.open("rb") as stream:
         start = stream.read(len(POINTER))
     if not start:
@@ -75,7 +75,7 @@ def _read(file: Path) -> Tokenizer:
 
 
 def _add(words: Tokenizer, added: Mapping[int, AddedToken], folder: Path) -> None:
-    """Add the tokens that tokenizer.json lacks, each at the id that it was given."""
+    """Add the tokens that tokenizer.json lacks, each at its own id."""
     for index, token in added.items():
         if words.token_to_id(token.content) is not None:
             continue
@@ -95,6 +95,6 @@ def _known(words: Tokenizer, special: Mapping[str, str], folder: Path) -> dict[s
         warnings.warn(
             f"{folder}: tokenizer_config.json names {named}, which tokenizer.json does not have: "
             "left out",
-            stacklevel=5,
+            stacklevel=7,
         )
     return {name: text for name, text in special.items() if name not in unknown}

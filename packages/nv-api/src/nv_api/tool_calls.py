@@ -1,6 +1,6 @@
-"""Tool calls: what an assistant called, as chat templates read it.
+"""Tool calls: the functions that an assistant called, in the form that chat templates read.
 
-Owns the ways to write a call and its arguments; never looks at the rest of a message.
+Owns the ways to write a call and its arguments. Never reads the rest of a message.
 """
 
 import json
@@ -12,15 +12,15 @@ CALL = f"{{'type': 'function', 'function': {FUNCTION}}}"
 
 
 def parsed_calls(calls: object, name: str) -> list[dict[str, Any]]:
-    """Calls as plain dicts, their arguments parsed; what was given stays as it is.
+    """Calls as new plain dicts, their arguments parsed.
 
     Args:
         calls: dicts, other mappings or pydantic models, each {"function": {"name", "arguments"}},
             or, without "function", {"name", "arguments"}.
-        name: what errors call them.
+        name: their name in errors.
 
     Raises:
-        TypeError: something that is not a list of calls.
+        TypeError: a value that is not a list of calls.
         ValueError: a call without a name, or arguments that are not a JSON object.
     """
     if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
@@ -48,7 +48,7 @@ def _call(call: object, name: str) -> dict[str, Any]:
 
 
 def _arguments(given: object, name: str) -> dict[str, Any]:
-    """The object that arguments are, or that their JSON text spells; none are an empty object."""
+    """Arguments as a dict, from a dict or from JSON text; missing ones are an empty dict."""
     if given is None or (isinstance(given, str) and not given.strip()):
         return {}
     try:
@@ -70,8 +70,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"it has {constant}")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  # whatever a user gave
-    """Mappings and pydantic models as dicts, lists and tuples as lists, all the way down."""
+def _plain(value: Any) -> Any:  # noqa: ANN401  # any value of a user
+    """Mappings and pydantic models as dicts, lists and tuples as lists, at every depth."""
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):

@@ -1,0 +1,83 @@
+"""Start: from a model's name and its options to a session that is ready.
+
+Owns the order of the start: options, config, tokenizer, weights. Each check comes as early as it
+can, so that a wrong option costs no load of a model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nv_engine import Engine, SamplingParams
+from nv_models import ModelConfig, resolve
+
+from nv_api import options as keywords
+from nv_api.session import Session
+from nv_api.tokenizer import Tokenizer, load_tokenizer
+
+
+class Started(NamedTuple):
+    """A model that is ready to run requests."""
+
+    session: Session
+    """Owns the engine."""
+    tokenizer: Tokenizer | None
+    """None: only token ids go in and come out."""
+    default_params: SamplingParams
+    """The checkpoint's recommendation."""
+
+
+def start(model: str, options: Mapping[str, Any]) -> Started:
+    """Load a model; arguments and errors are those of `LLM`."""
+    given = keywords.parse(model, options)
+    path = resolve(model, given.engine.revision)
+    config = ModelConfig.from_path(path)  # first: it refuses what is not supported
+    keywords.warn_of_length(options, config.max_length)
+    default_params = _default_params(path, config)
+    tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
+    engine = Engine(
+        replace(
+            given.engine,
+            model=str(path),
+            tokenizer_eos_token_ids=tokenizer.eos_token_ids if tokenizer else (),
+            tokenizer_num_ids=tokenizer.num_ids if tokenizer else None,
+        )
+    )
+    return Started(Session(engine, tokenizer), tokenizer, default_params)
+
+
+def _default_params(path: Path, config: ModelConfig) -> SamplingParams:
+    """Sampling values that a checkpoint recommends, and our defaults for the others.
+
+    Its max_new_tokens becomes max_tokens, as in vLLM.
+
+    Raises:
+        ValueError: generation_config.json has a value out of range.
+    """
+    recommended = asdict(config.generation)
+    recommended["max_tokens"] = recommended.pop("max_new_tokens")
+    try:
+        return SamplingParams(**{n: v for n, v in recommended.items() if v is not None})
+    except ValueError as error:
+        raise ValueError(
+            f"{path / 'generation_config.json'}: {error}; correct the file or remove the value"
+        ) from error
+
+
+def _tokenizer(given: keywords.Options, path: Path, config: ModelConfig) -> Tokenizer:
+    """The tokenizer of `tokenizer=`, else the model's own.
+
+    Raises:
+        ValueError: it has more ids than the model has embeddings; and as `load_tokenizer`.
+    """
+    source = given.tokenizer or path
+    backend = load_tokenizer(source, mode=given.tokenizer_mode, revision=given.engine.revision)
+    tokenizer = Tokenizer(backend)
+    if tokenizer.num_ids > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {source} has {tokenizer.num_ids} token ids and the model of {path} "
+            f"has a vocabulary of {config.vocab_size}: give the tokenizer that the model was "
+            "trained with as tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
+        )
+    return tokenizer
