@@ -157,7 +157,7 @@ def test_arrays_are_token_ids_and_bad_text_is_refused(checkpoint):
         for prompts in (np.array([5, 6, 7]), [np.array([5, 6, 7])], [torch.tensor([5, 6, 7])]):
             (output,) = llm.generate(prompts, params, use_tqdm=False)
             assert output["token_ids"] == plain["token_ids"]
-        with pytest.raises(ValueError, match="no valid Unicode at position 1"):
+        with pytest.raises(ValueError, match="not valid Unicode at position 1"):
             llm.generate("a\ud800", params, use_tqdm=False)
 
 

@@ -287,7 +287,7 @@ def test_b19_an_empty_message_that_the_template_leaves_out_is_refused(scripted):
 
 def test_b19_calls_after_the_text_are_refused(scripted):
     called = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}
-    with pytest.raises(ValueError, match="ends with calls of tools: take them out"):
+    with pytest.raises(ValueError, match="ends with calls of tools: remove them"):
         scripted().chat([USER, called], **ON)
 
 
@@ -307,7 +307,7 @@ def test_b19_calls_after_the_text_are_refused(scripted):
         ([{"role": "user", "content": 5}], TypeError, "content is 5: it must be a text"),
         ([{"role": "user", "content": [5]}], TypeError, "part is 5: it must be a text"),
         ([{"role": "user", "content": [{"type": "text"}]}], TypeError, "part is {'type': 'text'}"),
-        ([{"role": "user", "content": "\ud800"}], ValueError, "no valid Unicode"),
+        ([{"role": "user", "content": "\ud800"}], ValueError, "not valid Unicode"),
     ],
 )
 def test_what_is_no_conversation(scripted, engine, messages, error, match):
@@ -319,8 +319,8 @@ def test_what_is_no_conversation(scripted, engine, messages, error, match):
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"chat_template_kwargs": {"tokenize": True}}, ValueError, "has 'tokenize'.*take it out"),
-        ({"chat_template_kwargs": {"messages": []}}, ValueError, "has 'messages'.*take it out"),
+        ({"chat_template_kwargs": {"tokenize": True}}, ValueError, "has 'tokenize'.*remove it"),
+        ({"chat_template_kwargs": {"messages": []}}, ValueError, "has 'messages'.*remove it"),
         ({"chat_template_kwargs": 5}, TypeError, "chat_template_kwargs is 5: it must be a dict"),
         ({"chat_template": 5}, TypeError, "chat_template is 5: it must be a Jinja template"),
         ({"chat_template": "{% bad"}, ValueError, "unknown tag 'bad'"),

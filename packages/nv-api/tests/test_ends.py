@@ -18,7 +18,7 @@ def greedy(**changes):
 
 @pytest.fixture(scope="module")
 def free(checkpoint):
-    """What the model goes on with where nothing ends it."""
+    """The model's continuation where nothing ends it."""
     with LLM(checkpoint, device="cpu", max_model_len=64) as llm:
         (output,) = llm.generate([PROMPT], greedy(ignore_eos=True), use_tqdm=False)
     token_ids = output.outputs[0].token_ids

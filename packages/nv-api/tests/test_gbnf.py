@@ -67,11 +67,11 @@ def test_b14_a_root_of_many_texts_is_one_terminal():
         ('root ::= "a"{}', "has no number"),
         ('root ::= "a"{3,2}', "wrong order"),
         ("root ::= []", "holds no character"),
-        ("root ::= [z-a]", "turn it round"),
-        (r'root ::= "\q"', "no escape"),
-        (r'root ::= "\u12"', "no escape"),
-        (r'root ::= "\ud83d"', "no character"),
-        (r'root ::= "\UFFFFFFFF"', "no character"),
+        ("root ::= [z-a]", "swap the two"),
+        (r'root ::= "\q"', "is not an escape"),
+        (r'root ::= "\u12"', "is not an escape"),
+        (r'root ::= "\ud83d"', "is not a character"),
+        (r'root ::= "\UFFFFFFFF"', "is not a character"),
     ],
 )
 def test_b15_what_is_neither_is_refused(text, message):

@@ -1,4 +1,4 @@
-"""What a server needs of the processor: deltas as they come, snapshots in between."""
+"""The processor as a server uses it: deltas as they come, snapshots in between."""
 
 import gc
 import threading
@@ -188,7 +188,7 @@ def test_a_stream_keeps_what_others_finish(engine, tokenizer):
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_no_garbage_is_collected_before_the_first_step(engine, tokenizer, monkeypatch, enabled):
-    """The device would wait; afterwards the collector is as it was, also behind an error."""
+    """The device would wait; afterwards the collector is as it was, also after an error."""
     session, seen = Session(engine, tokenizer), []
 
     def note(call):

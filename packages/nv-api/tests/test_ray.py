@@ -112,7 +112,8 @@ def test_an_engine_whose_device_fails_is_started_again_once(checkpoint, llm, mon
     first = predictor._started
     first.session._engine.executor.submit = fail
     prompts = ["hello", "", "a"]
-    batch = predictor({"prompt": objects(*prompts)})
+    with pytest.warns(UserWarning, match="2 completions ended .*fell off the bus"):
+        batch = predictor({"prompt": objects(*prompts)})
     assert predictor._started is not first
     assert columns(batch)[::2] == said(llm, ["hello", "a"])
     assert columns(batch)[1] == (None, None, "error")
@@ -124,7 +125,10 @@ def test_an_engine_whose_device_fails_is_started_again_once(checkpoint, llm, mon
 
     monkeypatch.setattr(predictor, "_start", started_broken)
     predictor._started.session._engine.executor.submit = fail
-    with pytest.raises(RuntimeError, match=r"failed twice: .*fell off the bus"):
+    with (
+        pytest.warns(UserWarning, match="1 completion ended .*fell off the bus"),
+        pytest.raises(RuntimeError, match=r"failed twice: .*fell off the bus"),
+    ):
         predictor({"prompt": objects("hello")})
 
 

@@ -16,4 +16,4 @@ def test_the_readme_block_runs(checkpoint, monkeypatch, capsys):
     exec(compile(block, "README.md", "exec"), {})
     lines = capsys.readouterr().out
     assert "Once upon a time ->" in lines
-    assert re.search("^3 ", lines, re.MULTILINE)
+    assert re.search("^4 ", lines, re.MULTILINE)

@@ -41,7 +41,7 @@ METHODS = {
     "step": "",
     "stream": "prompt, sampling_params=None",
     "stream_chat": (
-        "messages, sampling_params=None, *, chat_template=None, add_generation_prompt=True, "
+        "messages, sampling_params=None, chat_template=None, add_generation_prompt=True, "
         "continue_final_message=False, tools=None, chat_template_kwargs=None, "
         "chat_template_content_format='auto'"
     ),

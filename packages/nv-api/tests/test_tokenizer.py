@@ -46,7 +46,9 @@ def test_how_long_a_text_may_be_is_the_engines_business(monkeypatch, folder):
 
 @pytest.mark.parametrize("place", ["/nope", "./nope", "a/b/c", "model.gguf/"])
 def test_a_place_that_is_not_there(place):
-    with pytest.raises(FileNotFoundError, match=f"tokenizer {place} is no folder and no hub name"):
+    with pytest.raises(
+        FileNotFoundError, match=f"tokenizer {place} is neither a folder nor a hub name"
+    ):
         load_tokenizer(place)
 
 
@@ -61,7 +63,7 @@ def test_a_hub_name_out_of_reach(monkeypatch, error, name):
         raise error("no connection")
 
     monkeypatch.setattr(nv_api.tokenizer, "download", unreachable)
-    with pytest.raises(error, match=rf"{name} is not to be had \(no connection\): give"):
+    with pytest.raises(error, match=rf"{name} cannot be loaded \(no connection\): give"):
         load_tokenizer(name, revision="v1")
     assert asked == [(name, "v1", TOKENIZER_FILES)]
 
@@ -123,6 +125,6 @@ def damaged(folder, tmp_path):
 )
 def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content):
     place = damaged(name, content)
-    with pytest.raises(ValueError, match=r"are no tokenizer .*: download them again") as error:
+    with pytest.raises(ValueError, match=r"are not a tokenizer .*: download them again") as error:
         load_tokenizer(place)
     assert str(place) in str(error.value)

@@ -193,7 +193,7 @@ def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
             "is a Git LFS pointer .*`git lfs pull`",
         ),
         (json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}), "has no tokens"),
-        ('{"model": {', "are no tokenizer .*EOF while parsing"),
+        ('{"model": {', "are not a tokenizer .*EOF while parsing"),
     ],
 )
 def test_b23_a_tokenizer_json_that_is_none(tmp_path, content, message):
@@ -239,7 +239,7 @@ def test_a_chat_template_that_is_no_text(written, byte_level, given):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for m in messages %}{{ m.content }", r"template of .*line 1: .*\): mend it there"),
+        ("{% for m in messages %}{{ m.content }", r"template of .*line 1: .*\): correct it there"),
         ("\n{{ messages | martian }}", r"line 2: No filter named 'martian'"),
         ([{"name": "rag", "template": "{% endif %}"}], r"the chat template 'rag' of "),
     ],
@@ -286,7 +286,7 @@ def test_b23_vocab_json_under_another_class_is_refused(older, label):
 @pytest.mark.parametrize("content", ["{", "[]"])
 def test_a_damaged_config_beside_older_files(older, content):
     (older / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"are no tokenizer .*: download them again"):
+    with pytest.raises(ValueError, match=r"are not a tokenizer .*: download them again"):
         load_tokenizer(older)
 
 

@@ -72,6 +72,6 @@ def check_templates(templates: Templates, source: Path | str) -> None:
             which = "" if name == "default" else f" {name!r}"
             raise ValueError(
                 f"the chat template{which} of {source} is not a Jinja template (line "
-                f"{error.lineno}: {error.message}): mend it there, or give the place of another "
+                f"{error.lineno}: {error.message}): correct it there, or give the place of another "
                 "tokenizer with tokenizer=…"
             ) from error

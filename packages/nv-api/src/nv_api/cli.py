@@ -149,7 +149,7 @@ def root(
 def generate(
     settings: Settings,
     *,
-    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to go on with.")],
+    prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to complete.")],
     max_tokens: MaxTokens = 64,
 ) -> None:
     """Complete each PROMPT and print it with its completion."""

@@ -57,7 +57,7 @@ def continued(messages: Messages, render: Callable[[Messages], str]) -> str:
 
 
 def _mark_unlike(text: str) -> str:
-    """A word that a text does not contain; with both cases and digits, so every filter changes it."""
+    """A word that is not in a text, of both cases and digits, so that every filter changes it."""
     mark = "EndOfMessage1"
     while mark in text:
         mark += "0"

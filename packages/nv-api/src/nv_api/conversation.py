@@ -62,7 +62,7 @@ class Rendering:
             boolean(name, getattr(self, name))
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError(
-                "continue_final_message=True goes on with the last message and "
+                "continue_final_message=True continues the last message and "
                 "add_generation_prompt=True opens a new one: pass add_generation_prompt=False"
             )
         if not isinstance(self.chat_template, str | None):
@@ -165,8 +165,8 @@ def _template_errors() -> Iterator[None]:
         raise ValueError(f"the chat template does not take the conversation: {error}") from error
     except TEMPLATE_ERRORS as error:
         raise ValueError(
-            f"the chat template failed on these messages ({type(error).__name__}: {error}): mend "
-            "it, or pass another as chat_template=…"
+            f"the chat template failed on these messages ({type(error).__name__}: {error}): "
+            "correct it, or pass another as chat_template=…"
         ) from error
 
 
@@ -176,8 +176,8 @@ def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -
     for name in given:
         if not isinstance(name, str) or name in taken:
             raise ValueError(
-                f"chat_template_kwargs has {name!r}, which is no variable of the template: take it "
-                "out, or pass it to chat itself if that has it"
+                f"chat_template_kwargs has {name!r}, which is not a variable of the template: "
+                "remove it, or pass it to chat itself if that has it"
             )
 
 
@@ -196,8 +196,8 @@ def _message(message: object, name: str) -> dict[str, Any]:
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        said = f"the role {role!r}" if "role" in message else "no 'role'"
-        raise ValueError(f"the message {dict(message)!r} has {said}: give one, such as 'user'")
+        found = f"the role {role!r}" if "role" in message else "no 'role'"
+        raise ValueError(f"the message {dict(message)!r} has {found}: give one, such as 'user'")
     called = _called(message, name)
     if content is None and called:
         content = ()  # as OpenAI: tool calls may replace the content

@@ -132,7 +132,7 @@ def _parse(text: str) -> dict[str, _Rule]:
         is_of_rule = found and (rule is not None or found["rule"] or found["space"])
         if found is None or not is_of_rule:
             line, shown = 1 + text.count("\n", 0, position), text[position : position + 20]
-            raise ValueError(f"line {line} has {shown!r}, which is no part of a rule")
+            raise ValueError(f"line {line} has {shown!r}, which is not part of a rule")
         position = found.end()
         if found["rule"]:
             _end(rules, rule)
@@ -179,7 +179,7 @@ def _take(rule: _Rule, found: re.Match[str]) -> None:
         rule.depth -= 1
         rule.last.pop()
     elif rule.is_empty:
-        raise ValueError(f"{found[0]!r} repeats nothing: put it after what it repeats")
+        raise ValueError(f"{found[0]!r} repeats nothing: put it after an item")
     else:
         rule.repeat(found["repeat"] or _counts(found))
 
@@ -203,8 +203,8 @@ def _chars(text: str) -> Iterator[tuple[str, bool]]:
         escaped = found and found["escaped"]
         if found is None or (escaped and escaped not in _ESCAPES):
             raise ValueError(
-                f'{text[position : position + 2]!r} is no escape: use \\n, \\r, \\t, \\\\, \\", '
-                "\\[, \\], \\xNN, \\uNNNN or \\UNNNNNNNN"
+                f"{text[position : position + 2]!r} is not an escape: use \\n, \\r, \\t, \\\\, "
+                '\\", \\[, \\], \\xNN, \\uNNNN or \\UNNNNNNNN'
             )
         position = found.end()
         digits = found["x"] or found["u"] or found["U"]
@@ -213,7 +213,9 @@ def _chars(text: str) -> Iterator[tuple[str, bool]]:
             continue
         point = int(digits, 16)
         if point > 0x10FFFF or 0xD800 <= point < 0xE000:  # no scalar value of Unicode
-            raise ValueError(f"{found[0]} is no character: write those above ffff as \\UNNNNNNNN")
+            raise ValueError(
+                f"{found[0]} is not a character: write those above ffff as \\UNNNNNNNN"
+            )
         yield chr(point), True
 
 
@@ -230,7 +232,7 @@ def _char_class(text: str) -> str:
         if is_range:
             last = chars[position + 2][0]
             if last < first:
-                raise ValueError(f"[{text}] has the range {first!r} to {last!r}: turn it round")
+                raise ValueError(f"[{text}] has the range {first!r} to {last!r}: swap the two")
         inner += _point(first) + (f"-{_point(last)}" if is_range else "")
         position += 3 if is_range else 1
     return f"/[{'^' * is_negated}{inner}]/"

@@ -4,7 +4,7 @@ Owns the public surface: names, what a user may write, and the checks on it. Nev
 (the session does) and never makes text (the processor does). Not thread-safe.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -144,7 +144,7 @@ class LLM(PoolingMethods):
     @VLLM_NAMES.arguments_of
     def stream(
         self, prompt: PromptLike, sampling_params: SamplingParams | None = None
-    ) -> Iterator[CompletionOutput]:
+    ) -> Generator[CompletionOutput]:
         """Complete one prompt, and return its tokens as they come.
 
         The request is queued when the first delta is read. Closing the iterator, or leaving the
@@ -181,7 +181,7 @@ class LLM(PoolingMethods):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
-    ) -> Iterator[CompletionOutput]:
+    ) -> Generator[CompletionOutput]:
         """Answer one conversation, and return the answer's tokens as they come.
 
         Args:

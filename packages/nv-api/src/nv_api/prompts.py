@@ -101,7 +101,7 @@ def checked_text(text: str, name: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
-            f"{name} has a character that is no valid Unicode at position {error.start}: "
+            f"{name} has a character that is not valid Unicode at position {error.start}: "
             "decode the text with the encoding it was written in"
         ) from None
     return text

@@ -57,10 +57,10 @@ class Session:
         return bool(processor.has_unfinished or processor.ended or self._engine.has_unfinished)
 
     def check_usable(self) -> None:
-        """Refuse to work in a fork of the process that made this LLM, or without a device.
+        """Check that the engine can run requests here.
 
         Raises:
-            RuntimeError: as the sentence above.
+            RuntimeError: this is a fork of the process that made this LLM, or its device is lost.
         """
         self._engine.check_usable()
 
@@ -226,7 +226,7 @@ class Session:
                 self._warned_of_full_pool = True
                 warnings.warn(
                     f"request {request.request_id} ended with finish_reason 'length' after "
-                    f"{len(completion.token_ids)} tokens: {completion.stop_reason} (said once)",
+                    f"{len(completion.token_ids)} tokens: {completion.stop_reason} (warned once)",
                     stacklevel=4,
                 )
                 return

@@ -40,7 +40,7 @@ _REASONS = {
     "coerce_one_of": "it has a oneOf of which several parts may fit: use anyOf",
     "lookarounds not supported": "look-around, word boundaries and anchors inside are not "
     "supported",
-    "Current row has": "more than 2000 ways to go on meet at one point: write a long alternation "
+    "Current row has": "it has more than 2000 continuations at one point: write a long alternation "
     "as choice, as regex or as a terminal (a Lark rule whose name is in capitals)",
 } | dict.fromkeys(
     (

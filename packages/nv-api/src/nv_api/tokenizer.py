@@ -69,7 +69,7 @@ def load_tokenizer(
     if not path.is_dir():
         if not HUB_NAME.fullmatch(str(source)):
             raise FileNotFoundError(
-                f"the tokenizer {source} is no folder and no hub name: {REMEDY}"
+                f"the tokenizer {source} is neither a folder nor a hub name: {REMEDY}"
             )
         path = _downloaded(str(source), revision)
     if not (path / JSON).exists():
@@ -106,7 +106,7 @@ def _check_readable(folder: Path) -> None:
             tiktoken += [model] if TIKTOKEN_LINE.fullmatch(stream.readline()) else []
     if tiktoken:
         raise ValueError(
-            f"{tiktoken[0]} is a file of tiktoken's, which does not say how a text is cut into "
+            f"{tiktoken[0]} is a file of tiktoken, which lacks the rule that cuts a text into "
             f"words: put the model's {JSON} beside it, or {REMEDY}"
         )
     if not any((folder / name).exists() for name in FILES):
@@ -146,7 +146,9 @@ def _by_class(folder: Path) -> "PreTrainedTokenizerBase":
     except ValueError as error:
         if NO_CLASS not in str(error):
             raise
-        raise ValueError(f"none of them says how a text is cut into words; {BESIDE}") from error
+        raise ValueError(
+            f"none of them has the rule that cuts a text into words; {BESIDE}"
+        ) from error
     if (folder / "vocab.json").exists() and _decoder_name(backend) != "ByteLevel":
         raise ValueError(
             f"vocab.json is of a byte-level tokenizer, which {type(backend).__name__} is not; "
@@ -160,7 +162,7 @@ def _downloaded(name: str, revision: str | None) -> Path:
     try:
         return download(name, revision, TOKENIZER_FILES)
     except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"the tokenizer {name} is not to be had ({error}): {REMEDY}") from error
+        raise type(error)(f"the tokenizer {name} cannot be loaded ({error}): {REMEDY}") from error
 
 
 def _kind(folder: Path) -> "PreTrainedConfig":
@@ -202,14 +204,14 @@ class _Loading:
             return
         if issubclass(kind, OSError):
             raise FileNotFoundError(
-                f"the tokenizer {self._source} is not to be had ({error}): {REMEDY}"
+                f"the tokenizer {self._source} cannot be loaded ({error}): {REMEDY}"
             ) from error
         if "trust_remote_code" in str(error):
             raise ValueError(
                 f"the tokenizer of {self._source} is code of its own, which is never run: {REMEDY}"
             ) from None
         raise ValueError(
-            f"the files of {self._source} are no tokenizer ({kind.__name__}: {error}): download "
+            f"the files of {self._source} are not a tokenizer ({kind.__name__}: {error}): download "
             f"them again, or {REMEDY}"
         ) from error
 

@@ -83,7 +83,8 @@ def _add(words: Tokenizer, added: Mapping[int, AddedToken], folder: Path) -> Non
         if (got := words.token_to_id(token.content)) != index:
             raise ValueError(
                 f"tokenizer_config.json or added_tokens.json gives {token.content!r} the id "
-                f"{index}, and the next id of tokenizer.json is {got}: mend one of them in {folder}"
+                f"{index}, and the next id of tokenizer.json is {got}: correct one of them in "
+                f"{folder}"
             )
 
 
