@@ -133,7 +133,7 @@ class Work:
 
         def attend(index: int) -> torch.Tensor:
             index %= len(plans)
-            return backend.attend(self.q, self.kv, self.steps[index], plans[index], self.scale)
+            return backend.attend(self.q, self.kv, self.steps[index], plans[index], self.spec)
 
         return attend
 
@@ -154,19 +154,19 @@ class Work:
                 for part in (keys, values)
             )  # [N, Hkv, context, D]
             return functional.scaled_dot_product_attention(
-                q, k, v, is_causal=query > 1, scale=self.scale, enable_gqa=True
+                q, k, v, is_causal=query > 1, scale=self.spec.scale, enable_gqa=True
             )
 
         return attend
 
     @property
-    def scale(self) -> float:
-        return self.case.head_dim**-0.5
+    def spec(self) -> nk.AttentionSpec:
+        return nk.AttentionSpec(self.case.head_dim**-0.5)
 
     def attend(self, index: int) -> torch.Tensor:
         index %= len(self.steps)
         backend, step, plan = self.backends[index], self.steps[index], self.plans[index]
-        return backend.attend(self.q, self.kv, step, plan, self.scale)
+        return backend.attend(self.q, self.kv, step, plan, self.spec)
 
     def plan(self, index: int) -> None:
         index %= len(self.steps)
@@ -189,7 +189,7 @@ class Work:
                 self.case.rows[row][1],
                 0,
             )
-            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.scale)
+            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.spec)
             off = (out[mine].double() - expected.double()).norm() / expected.double().norm()
             worst = max(worst, float(off)) if off == off else float("inf")
         return worst

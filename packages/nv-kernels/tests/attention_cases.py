@@ -18,10 +18,10 @@ class Step:
     q: torch.Tensor
     kv: nk.KVCache
     metadata: nk.AttentionMetadata
-    scale: float
+    spec: nk.AttentionSpec
 
     def expected(self) -> torch.Tensor:
-        return nk.reference.attention(self.q, self.kv, self.metadata, self.scale)
+        return nk.reference.attention(self.q, self.kv, self.metadata, self.spec)
 
 
 def step(
@@ -89,7 +89,7 @@ def step(
     shape = AttentionShape(
         torch.device(device), dtype, num_q_heads, num_kv_heads, head_dim, block_size
     )
-    return Step(shape, q, kv, metadata, head_dim**-0.5)
+    return Step(shape, q, kv, metadata, nk.AttentionSpec(head_dim**-0.5))
 
 
 def assert_attends(actual: torch.Tensor, expected: torch.Tensor) -> None:

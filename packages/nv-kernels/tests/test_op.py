@@ -19,6 +19,7 @@ def test_surface():
         "AttentionBackend",
         "AttentionMetadata",
         "AttentionShape",
+        "AttentionSpec",
         "Arithmetic",
         "FROM_SLOT",
         "KVCache",

@@ -31,7 +31,7 @@ def only(monkeypatch):
 def attend(case):
     backend = FlashAttention(case.shape, "a test")
     plan = backend.plan(case.metadata)
-    return backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+    return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
 
 
 @pytest.mark.parametrize("name", MODULES)

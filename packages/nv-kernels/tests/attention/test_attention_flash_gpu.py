@@ -31,7 +31,7 @@ def build(rows, **options):
 def attend(case):
     backend = FlashAttention(case.shape, "a test")
     plan = backend.plan(case.metadata)
-    return backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+    return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
 
 
 def check(rows, **options):
@@ -82,7 +82,7 @@ def test_a_captured_step_reads_lengths_on_the_device(rows):
 
     def run():
         plan = backend.plan(captured.metadata)
-        arguments = captured.q, captured.kv, captured.metadata, plan, captured.scale
+        arguments = captured.q, captured.kv, captured.metadata, plan, captured.spec
         return backend.attend(*arguments), backend.attend(*arguments)
 
     run()

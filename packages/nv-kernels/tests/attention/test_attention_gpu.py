@@ -68,5 +68,5 @@ def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
             for part in (case.kv.k, case.kv.v):
                 part.nan_to_num_()
         plan = backend.plan(case.metadata)
-        out = backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+        out = backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
         assert_attends(out, case.expected())

@@ -95,9 +95,9 @@ def test_batch_invariant_needs_no_compiler(monkeypatch):
 
 def check(backend, lengths, dtype, kv_dtype=None):
     q, kv, metadata = paged(backend, lengths, dtype, kv_dtype)
-    scale = backend.shape.head_dim**-0.5
-    out = backend.attend(q, kv, metadata, backend.plan(metadata), scale)
-    expected = nk.reference.attention(q, kv, metadata, scale)
+    spec = nk.AttentionSpec(backend.shape.head_dim**-0.5)
+    out = backend.attend(q, kv, metadata, backend.plan(metadata), spec)
+    expected = nk.reference.attention(q, kv, metadata, spec)
     assert out.shape == q.shape
     assert out.dtype == dtype
     assert not out.isnan().any()
@@ -153,7 +153,7 @@ def test_padding_rows_after_the_last_sequence_are_zero(backend_for):
     backend = backend_for(torch.float32)
     q, kv, metadata = paged(backend, [(1, 5), (3, 4)], torch.float32)
     q = torch.cat((q, torch.randn(2, *q.shape[1:])))
-    out = backend.attend(q, kv, metadata, backend.plan(metadata), 0.1)
+    out = backend.attend(q, kv, metadata, backend.plan(metadata), nk.AttentionSpec(0.1))
     assert (out[4:] == 0).all()
     assert (out[:4] != 0).any(-1).all()
 
@@ -208,7 +208,7 @@ def test_definition_is_dense_causal_attention():
     q, kv, metadata = paged(backend, [(3, 20)], torch.float64)
     blocks = metadata.block_tables[0, :2].long()
     k, v = (cache[blocks].flatten(0, 1)[:20, 0] for cache in (kv.k, kv.v))
-    out = nk.reference.attention(q, kv, metadata, 0.3)
+    out = nk.reference.attention(q, kv, metadata, nk.AttentionSpec(0.3))
     for row, head in itertools.product(range(3), range(2)):
         seen = 20 - 3 + row + 1
         weights = torch.exp(k[:seen] @ q[row, head] * 0.3)
@@ -221,7 +221,7 @@ def test_other_layouts_are_refused():
     q, _, metadata = paged(backend, [(1, 5)], torch.float32)
     foreign = nk.KVLayout(4, 16, 2, 64, torch.float32, "HND").allocate("cpu")
     with pytest.raises(RuntimeError, match="view"):
-        backend.attend(q, foreign, metadata, backend.plan(metadata), 1.0)
+        backend.attend(q, foreign, metadata, backend.plan(metadata), nk.AttentionSpec(1.0))
 
 
 CONTEXTS = [700, 41, 128, 1, 300, 129]
@@ -260,7 +260,9 @@ def test_a_token_s_bits_do_not_depend_on_the_step(
     torch.set_num_threads(num_threads)
     backend = backend_of("batch_invariant", dtype, *heads, head_dim, block_size)
     q, kv, whole = paged(backend, [(c, c) for c in CONTEXTS], dtype, kv_dtype)
-    expected = backend.attend(q, kv, whole, backend.plan(whole), 0.1).split(CONTEXTS)
+    expected = backend.attend(q, kv, whole, backend.plan(whole), nk.AttentionSpec(0.1)).split(
+        CONTEXTS
+    )
     generator = torch.Generator().manual_seed(5)
 
     def draw(low, high):
@@ -280,7 +282,7 @@ def test_a_token_s_bits_do_not_depend_on_the_step(
         step = some_rows(whole, rows)
         parts = zip(q.split(CONTEXTS), rows, strict=True)
         queries = torch.cat([part[end - query : end] for part, (query, end) in parts])
-        out = backend.attend(queries, kv, step, backend.plan(step), 0.1)
+        out = backend.attend(queries, kv, step, backend.plan(step), nk.AttentionSpec(0.1))
         for got, want, (query, end) in zip(
             out.split([query for query, _ in rows]), expected, rows, strict=True
         ):

@@ -20,7 +20,7 @@ from nv_kernels.attention.triton.batch_invariant_kernel import (
 def attend(case):
     backend = BatchInvariantTritonAttention(case.shape, "a test")
     plan = backend.plan(case.metadata)
-    return backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+    return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
 
 
 def check(rows, **options):

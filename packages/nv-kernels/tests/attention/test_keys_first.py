@@ -23,7 +23,7 @@ def attend(case, keys_first, monkeypatch):
         patch.setattr(settings, "decode_settings", chosen)
         backend = TritonAttention(case.shape, "a test")
         plan = backend.plan(case.metadata)
-        return backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+        return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
 
 
 @outer_only
@@ -79,7 +79,7 @@ def test_the_newest_key_is_waited_for(contexts, fp8, monkeypatch):
                 qkv, None, None, 1e-6, lengths - 1, angles, case.kv, slots, shape.num_q_heads
             )
             wait()
-            outs.append(backend.attend(q, case.kv, case.metadata, plan, case.scale))
+            outs.append(backend.attend(q, case.kv, case.metadata, plan, case.spec))
             wait()
         return outs
 

@@ -16,10 +16,10 @@ from nv_kernels.cache.layout import KVLayout
 def attend(case):
     backend = TritonAttention(case.shape, "a test")
     plan = backend.plan(case.metadata)
-    first = backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+    first = backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
     assert first.isfinite().all()
     # A second layer finds the counters at 0 and computes the same bits.
-    second = backend.attend(case.q, case.kv, case.metadata, plan, case.scale)
+    second = backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
     assert torch.equal(first, second), (first.float() - second.float()).abs().amax((1, 2))
     return first
 
@@ -250,7 +250,7 @@ def test_a_captured_step_reads_lengths_on_the_device():
 
     def run():
         plan = backend.plan(captured.metadata)
-        arguments = captured.q, captured.kv, captured.metadata, plan, captured.scale
+        arguments = captured.q, captured.kv, captured.metadata, plan, captured.spec
         return backend.attend(*arguments), backend.attend(*arguments)
 
     run()

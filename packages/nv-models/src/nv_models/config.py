@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import nv_kernels as nk
 import torch
 
 from nv_models.architectures import ARCHITECTURES, supported_architecture
@@ -44,6 +45,17 @@ GENERATION_FIELDS = tuple(GenerationDefaults.__dataclass_fields__)
 
 
 @dataclass(frozen=True)
+class LayerSpec:
+    """What may differ from layer to layer.
+
+    Args:
+        attention: how it attends.
+    """
+
+    attention: nk.AttentionSpec
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder's sizes and constants.
 
@@ -52,7 +64,7 @@ class ModelConfig:
         vocab_size: token ids are below it; also the columns of the logits.
         hidden_size: E.
         intermediate_size: width of the MLP.
-        num_layers: decoder layers, and KV caches.
+        layers: how each decoder layer attends, in order; each has a KV cache.
         num_q_heads: Hq over all ranks.
         num_kv_heads: Hkv over all ranks.
         head_dim: D.
@@ -77,7 +89,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
+    layers: tuple[LayerSpec, ...]
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
@@ -95,6 +107,11 @@ class ModelConfig:
     bos_token_id: int | None = None
     dtype: torch.dtype | None = None
     generation: GenerationDefaults = GenerationDefaults()
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
 
     @property
     def layer_parameters(self) -> int:
@@ -184,12 +201,13 @@ def model_config(
     head_dim = size(values, "head_dim", hidden_size // num_q_heads)
     refuse_unread(values, head_dim)
     rope, longest = rope_config(values), size(values, "max_position_embeddings")
+    layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5))
     config = ModelConfig(
         architecture=architecture,
         vocab_size=size(values, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=size(values, "intermediate_size"),
-        num_layers=size(values, "num_hidden_layers"),
+        layers=(layer,) * size(values, "num_hidden_layers"),
         num_q_heads=num_q_heads,
         num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
         head_dim=head_dim,

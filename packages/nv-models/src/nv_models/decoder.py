@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from nv_models.causal import CausalLM
-from nv_models.config import ModelConfig
+from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Vocabulary
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear
@@ -27,7 +27,7 @@ from nv_models.rope import cos_sin_table
 class Attention(nn.Module):
     """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) over a paged KV cache."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
         super().__init__()
         parallel, dim = placement.parallel, config.head_dim
         q_heads = parallel.split(config.num_q_heads, "num_attention_heads")
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self.eps = config.rms_norm_eps
         self.num_q_heads = len(q_heads)
-        self.scale = dim**-0.5
+        self.spec = layer.attention
 
     def forward(
         self,
@@ -68,7 +68,7 @@ class Attention(nn.Module):
             context.slot_mapping,
             self.num_q_heads,
         )  # [T, Hq, D]
-        attended = context.backend.attend(q, kv, context.attention, context.plan, self.scale)
+        attended = context.backend.attend(q, kv, context.attention, context.plan, self.spec)
         return nk.linear_add(
             attended.flatten(1), o_proj.weight, stream, o_proj.own_bias, o_proj.rank_sum
         )
@@ -95,11 +95,11 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention, then a gated MLP; each reads the stream through a norm of its own."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps, placement)
-        self.self_attn = Attention(config, placement)
+        self.self_attn = Attention(config, layer, placement)
         self.post_attention_layernorm = RMSNorm(size, eps, placement)
         self.mlp = GatedMLP(config, placement)
 
@@ -118,7 +118,7 @@ class DecoderBody(nn.Module):
         super().__init__()
         self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, placement)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, placement) for _ in range(config.num_layers)
+            DecoderLayer(config, layer, placement) for layer in config.layers
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, placement)
         self.cos_sin = cos_sin_table(  # [max_position, D]

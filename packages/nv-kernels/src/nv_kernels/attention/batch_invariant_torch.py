@@ -21,7 +21,7 @@ from nv_kernels.linear.heights import LEAST_OUTPUTS, TALL, agreeing_heights
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
 ROWS = (TALL, 32, 16, 8)
@@ -100,7 +100,7 @@ class BatchInvariantTorchAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: Tiling,
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -109,7 +109,7 @@ class BatchInvariantTorchAttention:
             kv: a cache of this backend's layout.
             metadata: the step's.
             plan: what `plan` returned for it.
-            scale: multiplies q.k.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
@@ -117,7 +117,7 @@ class BatchInvariantTorchAttention:
         whole = plan.is_whole and int(metadata.query_start[-1]) == q.shape[0]
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
         for batch in plan.batches:
-            attended = _attend(q[batch.query_rows], batch, kv, self.scratch, scale=scale)
+            attended = _attend(q[batch.query_rows], batch, kv, self.scratch, scale=spec.scale)
             out[batch.out_rows] = attended.to(q.dtype)
         return out
 

@@ -16,7 +16,7 @@ from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.library import why_not
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
 LANES = 16  # head_dim must be a multiple of this
@@ -90,7 +90,7 @@ class CPUAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: Tables,
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -99,7 +99,7 @@ class CPUAttention:
             kv: a cache of q's dtype or fp8, of any layout.
             metadata: the step's.
             plan: what `plan` returned for it.
-            scale: multiplies q.k.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
@@ -112,7 +112,7 @@ class CPUAttention:
             *(q.data_ptr(), *kv.arguments, plan.query_start.data_ptr()),
             *(plan.context_lens.data_ptr(), plan.block_tables.data_ptr()),
             *(*plan.block_tables.shape, q.shape[1], kv.k.shape[2], q.shape[2]),
-            *(scale * kv.k_scale, kv.v_scale, out.data_ptr(), q.shape[0]),
+            *(spec.scale * kv.k_scale, kv.v_scale, out.data_ptr(), q.shape[0]),
             torch.get_num_threads(),
         )
         return out

@@ -23,7 +23,7 @@ from nv_kernels.cache.layout import KVLayout
 
 if TYPE_CHECKING:
     from nv_kernels.attention.flash_packages import Package
-    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
 
@@ -110,7 +110,7 @@ class FlashAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: FlashPlan,
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -119,7 +119,7 @@ class FlashAttention:
             kv: a cache of this backend's layout, finite everywhere.
             metadata: the step's.
             plan: what `plan` returned for it.
-            scale: multiplies q.k.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
@@ -127,14 +127,14 @@ class FlashAttention:
         assert kv.k_scale == kv.v_scale == 1.0
         count = metadata.num_decodes
         if plan.chunks is None and plan.decodes is not None and q.shape[0] == count:
-            return self.package.decode(q, kv, plan.decodes, scale)
+            return self.package.decode(q, kv, plan.decodes, spec.scale)
         if plan.chunks is not None and plan.decodes is None:
-            return _owned(self.package.chunks(q, kv, plan.chunks, scale), metadata.query_start)
+            return _owned(self.package.chunks(q, kv, plan.chunks, spec.scale), metadata.query_start)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if plan.decodes is not None:
-            out[:count] = self.package.decode(q[:count], kv, plan.decodes, scale)
+            out[:count] = self.package.decode(q[:count], kv, plan.decodes, spec.scale)
         if plan.chunks is not None:
-            chunks = self.package.chunks(q[count:], kv, plan.chunks, scale)
+            chunks = self.package.chunks(q[count:], kv, plan.chunks, spec.scale)
             out[count:] = _owned(chunks, plan.chunks.query_start)
         return out
 

@@ -1,4 +1,4 @@
-"""The arguments of attention: the shape a backend is built for, and the description of a step."""
+"""The arguments of attention: the shape a backend is built for, how a layer attends, and a step."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     block_size: int
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """How a layer attends: always causally. A window, a softcap or sinks will stand here.
+
+    Attributes:
+        scale: multiplies q.k; positive.
+    """
+
+    scale: float
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from nv_kernels.attention.metadata import AttentionMetadata
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionSpec
     from nv_kernels.cache.layout import KVCache, KVLayout
 
 
@@ -50,7 +50,7 @@ class AttentionBackend(Protocol):
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: Any,  # noqa: ANN401  each backend's own type
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -62,7 +62,7 @@ class AttentionBackend(Protocol):
                 let the next kernel start early.
             metadata: the step's.
             plan: what `plan` returned for this metadata.
-            scale: multiplies q.k.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype, as `nv_kernels.reference.attention` defines it.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.metadata import AttentionMetadata
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
 
 def attention(
-    q: torch.Tensor, kv: KVCache, metadata: AttentionMetadata, scale: float
+    q: torch.Tensor, kv: KVCache, metadata: AttentionMetadata, spec: AttentionSpec
 ) -> torch.Tensor:
     """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -24,7 +24,7 @@ def attention(
         q: [T, Hq, D].
         kv: the layer's cache, with this step's tokens stored.
         metadata: which queries and blocks belong to which sequence.
-        scale: multiplies q.k.
+        spec: the layer's.
 
     Returns:
         [T, Hq, D] in q's dtype. Row i of a sequence attends to context_len - query_len + i + 1
@@ -40,7 +40,7 @@ def attention(
         blocks = metadata.block_tables[index, : -(-context_len // block_size)].long()
         k = kv.k[blocks].flatten(0, 1)[:context_len].double() * kv.k_scale  # [C, Hkv, D]
         v = kv.v[blocks].flatten(0, 1)[:context_len].double() * kv.v_scale
-        out[start:end] = _one(q[start:end].double(), k, v, scale).to(q.dtype)
+        out[start:end] = _one(q[start:end].double(), k, v, spec.scale).to(q.dtype)
     return out
 
 

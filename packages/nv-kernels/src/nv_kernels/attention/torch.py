@@ -22,7 +22,7 @@ from nv_kernels.cache.layout import KVLayout, as_bytes
 
 if TYPE_CHECKING:
     from nv_kernels.attention.grouping import DecodeGroup, PromptChunk
-    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
 
@@ -60,7 +60,7 @@ class TorchAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: Grouping,
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -69,7 +69,7 @@ class TorchAttention:
             kv: a cache of this backend's layout.
             metadata: the step's.
             plan: what `plan` returned for it.
-            scale: multiplies q.k.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
@@ -79,8 +79,8 @@ class TorchAttention:
             grouped.data_ptr() % 16
         ):  # a CUDA kernel assumes 16-byte alignment, and torch does not check it
             grouped = grouped.clone()  # [Q, Hq, D]
-        outs = [_decode(grouped[part.rows], part, kv, scale) for part in plan.decodes]
-        outs += [_chunk(grouped[part.rows], part, kv, scale) for part in plan.chunks]
+        outs = [_decode(grouped[part.rows], part, kv, spec.scale) for part in plan.decodes]
+        outs += [_chunk(grouped[part.rows], part, kv, spec.scale) for part in plan.chunks]
         if not outs:
             return torch.zeros_like(q, memory_format=torch.contiguous_format)
         seen = outs[0] if len(outs) == 1 else torch.cat(outs)

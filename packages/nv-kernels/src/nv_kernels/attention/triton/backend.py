@@ -27,7 +27,7 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.attention.triton.plan import DecodePlan, PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
 
@@ -94,7 +94,7 @@ class TritonAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: TritonPlan,
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -105,7 +105,7 @@ class TritonAttention:
             kv: the layer's cache, as in the protocol; k and v have equal strides.
             metadata: the step's.
             plan: what `plan` returned for this metadata.
-            scale: multiplies q.k; positive.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype.
@@ -114,9 +114,9 @@ class TritonAttention:
         assert kv.k.stride(3) == q.stride(2) == 1
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.decode is not None:
-            self._decode(q, kv, metadata, plan.decode, scale=scale, out=out)
+            self._decode(q, kv, metadata, plan.decode, scale=spec.scale, out=out)
         if plan.prefill is not None:
-            self._prefill(q, kv, metadata, plan.prefill, scale=scale, out=out)
+            self._prefill(q, kv, metadata, plan.prefill, scale=spec.scale, out=out)
         elif q.shape[0] > metadata.num_decodes:
             out[metadata.num_decodes :].zero_()
         return out

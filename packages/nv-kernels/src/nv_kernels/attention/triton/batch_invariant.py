@@ -23,7 +23,7 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape
+    from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.attention.triton.plan import PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
 
@@ -162,7 +162,7 @@ class BatchInvariantTritonAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: BatchInvariantPlan,
-        scale: float,
+        spec: AttentionSpec,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -171,7 +171,7 @@ class BatchInvariantTritonAttention:
             kv: the layer's cache, with this step's tokens stored; k and v have equal strides.
             metadata: the step's.
             plan: what `plan` returned for this metadata.
-            scale: multiplies q.k; positive.
+            spec: how the layer attends.
 
         Returns:
             [T, Hq, D] in q's dtype.
@@ -180,7 +180,7 @@ class BatchInvariantTritonAttention:
         assert kv.k.stride(3) == q.stride(2) == 1
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes, spread = metadata.num_decodes, plan.spread
-        self._launch(q, kv, metadata, plan, scale=scale, out=out)
+        self._launch(q, kv, metadata, plan, scale=spec.scale, out=out)
         if num_decodes and spread.width > 1:
             merge_splits_kernel[num_decodes, self.shape.num_kv_heads](
                 metadata.context_lens,
