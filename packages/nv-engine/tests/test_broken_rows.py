@@ -46,7 +46,7 @@ def damaged(checkpoint, tmp_path_factory):
 
 def start(folder, device, **options):
     sizes = {"max_model_len": 128, "kvcache_block_size": 16, "max_num_seqs": 8}
-    sizes["gpu_memory_utilization"] = 0.3  # a card may be shared
+    sizes["num_kvcache_blocks"] = 64  # a card may be shared
     config = EngineConfig(model=str(folder), dtype="float32", device=device, **sizes | options)
     return Engine(config)
 

@@ -10,7 +10,8 @@ import sys
 import torch
 from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
-config = EngineConfig(model=sys.argv[1], max_model_len=64, enforce_eager=sys.argv[2] == "eager")
+is_eager, sizes = sys.argv[2] == "eager", {"max_model_len": 64, "num_kvcache_blocks": 16}
+config = EngineConfig(model=sys.argv[1], enforce_eager=is_eager, **sizes)
 engine = Engine(config)
 params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 ids = [engine.add(EngineRequest([5, 6, 7], params)) for _ in range(3)]

@@ -16,7 +16,7 @@ def test_n15_a_prompt_of_one_less_than_max_model_len_gives_one_token(simulation,
 @pytest.mark.parametrize("length", [64, 65])
 def test_n15_longer_prompts_are_refused(simulation, length):
     sim = simulation(max_model_len=64)
-    with pytest.raises(ValueError, match=f"{length} tokens and max_model_len is 64"):
+    with pytest.raises(ValueError, match=f"{length} tokens and the model's own length is 64"):
         sim.add(prompt_of(length), greedy(1))
     assert not sim.engine.has_unfinished
 

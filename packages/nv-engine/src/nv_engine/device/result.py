@@ -5,7 +5,6 @@ Owns the copies to the host and the wait for them. Never decides what is compute
 
 from collections.abc import Mapping, Sequence
 from math import isnan
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -64,8 +63,8 @@ class DeviceResult:
         asked: AskedLogprobs = AskedLogprobs(),  # noqa: B008  it never changes
         prompt: PromptResult | None = None,
         *,
-        silent: Mapping[int, int] = MappingProxyType({}),
-        failed: Mapping[int, str] = MappingProxyType({}),
+        silent: Mapping[int, int] | None = None,
+        failed: Mapping[int, str] | None = None,
     ) -> None:
         self._entries = entries
         self._rows = rows
@@ -73,7 +72,7 @@ class DeviceResult:
         self._prompt_parts = [_to_host(part) for part in prompt.top] if prompt else []
         self._asked = asked
         self._spans = prompt.spans if prompt is not None else ()
-        self._silent = silent
+        self._silent = silent or {}
         self._failed = failed
         self._event: torch.cuda.Event | None = None
         if entries[0].is_pinned():

@@ -108,7 +108,7 @@ void attend_rows(const float* q, const int64_t* seen, const Cache<S>& k, const C
                 weight_sum += weight;
             }
             float kept = exponential(splat(top[r] - highest))[0];
-            total[r] = total[r] * kept + sum(weight_sum);
+            total[r] = multiply_add(total[r], kept, sum(weight_sum));
             for (int64_t d = 0; d < shape.dim; d += LANES)
                 store(sums + r * shape.dim + d, load(sums + r * shape.dim + d) * kept);
             top[r] = highest;

@@ -16,10 +16,10 @@ inline float inverse_rms(const T* x, int64_t size, float eps) {
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) {
         Vec v = load(x + i);
-        squares += v * v;
+        squares = multiply_add(v, v, squares);
     }
     float total = sum(squares);
-    for (; i < size; i++) total += as_float(x[i]) * as_float(x[i]);
+    for (; i < size; i++) total = multiply_add(as_float(x[i]), as_float(x[i]), total);
     return 1.0f / __builtin_sqrtf(total / float(size) + eps);
 }
 

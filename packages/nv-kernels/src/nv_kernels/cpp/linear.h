@@ -50,7 +50,7 @@ inline void tile(const Product<T, O>& p, int64_t m, int64_t n, const T* next) {
         for (int i = 0; i < MR; i++) {
             float y = sum_of[i];
             for (int64_t rest = k; rest < size; rest++)
-                y += as_float(x[i * size + rest]) * as_float(w[j * size + rest]);
+                y = multiply_add(as_float(x[i * size + rest]), as_float(w[j * size + rest]), y);
             if (p.bias) y += as_float(p.bias[n + j]);
             put(p.out + (m + i) * p.num_outputs + n + j, y);
         }

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #if defined(__FMA__)
 #include <immintrin.h>
 #endif
@@ -13,12 +14,13 @@
 constexpr int LANES = 16;
 #else  // a vector wider than a register would be kept in memory
 constexpr int LANES = 8;
-// Products and sums are fused in `multiply_add` only; the compiler must not fuse others.
+#endif
+// Products and sums are fused in `multiply_add` only. A compiler that fuses them by itself may do so
+// in one copy of a function and not in another, and then a row's bits depend on the other rows.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
 #pragma GCC optimize("fp-contract=off")
-#endif
 #endif
 typedef float Vec __attribute__((vector_size(4 * LANES)));
 typedef float Vec8 __attribute__((vector_size(32)));
@@ -47,8 +49,18 @@ inline Vec splat(float x) { return x - Vec{}; }
 
 // a * b + c
 inline Vec multiply_add(Vec a, Vec b, Vec c) {
-#if !defined(__AVX512F__) && defined(__FMA__)
+#if defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
     return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__)
+    return __builtin_fmaf(a, b, c);
 #else
     return a * b + c;
 #endif
@@ -147,15 +159,13 @@ inline Vec exponential(Vec x) {
     x = (Vec)((Bits)x & ~too_small);
     Vec n = x * 1.44269504f;
     n = (n + 12582912.0f) - 12582912.0f;  // to the nearest integer
-    Vec r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
+    Vec r = multiply_add(n, splat(-0.693359375f), x);
+    r = multiply_add(n, splat(2.12194440e-4f), r);
     Vec p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
+    for (float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                       5.0000001201e-1f})
+        p = multiply_add(p, r, splat(next));
+    p = multiply_add(p, r * r, r) + 1.0f;
     Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
     return (Vec)((Bits)(p * (Vec)power) & ~too_small);
 }
