@@ -206,7 +206,7 @@ print(nk.attention_backend("auto", device="cpu", dtype=torch.float32, num_q_head
         ({"CXX": "false -O1"}, "false -O1 failed"),
         (
             {"XDG_CACHE_HOME": "/dev/null", "HOME": "/dev/null", "TMPDIR": "{tmp_path}"},
-            "set XDG_CACHE_HOME to a folder that it can",
+            "set XDG_CACHE_HOME to a folder that can",
         ),
     ],
 )
