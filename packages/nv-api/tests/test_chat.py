@@ -99,6 +99,14 @@ def test_b06_a_template_gets_the_form_of_content_that_it_reads(
     assert prompt_of(scripted(), messages, chat_template=FORMS[form]) == [f"<{role}>{shown}"]
 
 
+def test_b06_a_content_that_the_tree_does_not_show_is_in_the_prompt(scripted):
+    template = (
+        "{% for c in messages | map(attribute='content') %}{% for p in c %}[{{ p.text }}]"
+        "{% endfor %}{% endfor %}"
+    )
+    assert prompt_of(scripted(), [USER], chat_template=template) == ["[hi]"]
+
+
 def test_b06_the_tokenizer_s_own_and_its_named_templates(scripted):
     llm = scripted()
     llm.tokenizer.chat_template = FORMS["openai"]

@@ -1,6 +1,7 @@
 """Which form of content a template reads: whole templates' ways, each cut to what matters."""
 
 import pytest
+from nv_api.probe import printed_form
 from nv_api.template import content_form
 
 IN_MESSAGES = "{%% for m in messages %%}%s{%% endfor %%}"
@@ -47,6 +48,10 @@ def test_b06_a_loop_over_a_content_reads_parts(body):
         "{% for m in messages %}{{ show(m.content) }}{% endfor %}",
         "{% macro show(m) %}" + LOOP + "{% endmacro %}{{ show(m=messages[0]) }}",
         "{{ messages[0]['content'][0]['text'] }}",
+        "{% for m in [messages[0]] %}" + LOOP + "{% endfor %}",
+        IN_MESSAGES
+        % ("{% with c = m.content %}{% for p in c %}{{ p.text }}{% endfor %}{% endwith %}"),
+        IN_MESSAGES % "{% set c, r = m.content, m.role %}{% for p in c %}{{ p.text }}{% endfor %}",
     ],
 )
 def test_b06_a_content_is_followed_through_names(template):
@@ -84,6 +89,51 @@ def test_b06_a_loop_that_a_test_keeps_strings_from_takes_either(body):
 )
 def test_b06_other_templates_read_strings(body):
     assert content_form("{% for m in messages %}" + body + "{% endfor %}") == "string"
+
+
+SHOW = "{% for p in c %}{{ p.text }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for c in messages | map(attribute='content') %}" + SHOW + "{% endfor %}",
+        IN_MESSAGES
+        % ("{% for k, c in m.items() %}{% if k == 'content' %}" + SHOW + "{% endif %}{% endfor %}"),
+        "{% set k = 'content' %}" + IN_MESSAGES % ("{% set c = m[k] %}" + SHOW),
+        IN_MESSAGES % ("{% macro show(c=m.content) %}" + SHOW + "{% endmacro %}{{ show() }}"),
+        "{% macro w(m) %}{{ caller(m.content) }}{% endmacro %}"
+        + IN_MESSAGES % ("{% call(c) w(m) %}" + SHOW + "{% endcall %}"),
+        # a user's content as text, an assistant's as parts; and messages that it refuses
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        + IN_MESSAGES
+        % (
+            "{{ bos_token + m.role }}{% if m.role == 'user' %}{{ m.content }}"
+            "{% else %}{% for c in [m] | map(attribute='content') %}" + SHOW + "{% endfor %}"
+            "{% endif %}"
+        ),
+    ],
+)
+def test_b06_a_probe_finds_parts_that_the_tree_does_not_show(template):
+    assert content_form(template) == "string"
+    assert printed_form(template) == "openai"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ m.content | trim }}",
+        "{{ m.content | join(', ') }}",
+        "{{ m.content[0] }}{{ m.content[1:] }}",
+        "{% for k, v in m.items() %}{{ v }}{% endfor %}",
+        "{{ m | tojson }}",
+        "{{ m.role }}",
+        "{{ raise_exception('no') }}",
+        "{{ m.role + 1 }}",
+    ],
+)
+def test_b06_a_probe_keeps_text_where_parts_print_no_more(body):
+    assert printed_form(IN_MESSAGES % body) == "string"
 
 
 def test_the_form_of_a_template_is_found_once():

@@ -15,6 +15,7 @@ from nv_engine.values import boolean
 
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
+from nv_api.probe import TEMPLATE_ERRORS, printed_form
 from nv_api.prompts import TokenPrompt, checked_text
 from nv_api.template import ContentForm, content_form
 from nv_api.tokenizer import Tokenizer, existing
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message: TypeAlias = Mapping[str, Any]
-
-TEMPLATE_ERRORS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""Errors that the expressions of a template raise; jinja does not wrap them."""
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 
@@ -82,8 +73,10 @@ class Rendering:
 
     def content_form_of(self, template: str) -> ContentForm:
         """The form of content that a template gets: the requested one, or the one that it reads."""
-        asked = self.chat_template_content_format
-        return content_form(template) if asked == "auto" else asked
+        if self.chat_template_content_format != "auto":
+            return self.chat_template_content_format
+        read = content_form(template)
+        return printed_form(template) if read == "string" else read
 
 
 def conversation_list(messages: object) -> list[list[dict[str, Any]]]:

@@ -37,7 +37,7 @@ def content_form(template: str) -> ContentForm:
 
     "openai": somewhere it loops over a message's content as a list of parts, and a text may come
     there. "either": it does so only after it has tested that the content is not a string.
-    "string": it never does. vLLM decides in the same way, without "either".
+    "string": no such place was found. vLLM decides in the same way, without "either".
 
     A template with a syntax error reads "string": rendering it reports the error.
     """
@@ -86,8 +86,11 @@ class _Readers:
     def _follow(self) -> bool:
         """Add the kinds that are assigned to names; True if that added a kind."""
         before = sum(map(len, self._names.values()))
+        for block in self._tree.find_all(nodes.With):
+            for target, value in zip(block.targets, block.values, strict=True):
+                self._assign(target, value)
         for assign in self._tree.find_all(nodes.Assign):
-            self._name(assign.target, self._kinds(assign.node))
+            self._assign(assign.target, assign.node)
             if isinstance(assign.node, nodes.Call):  # of namespace(…)
                 for pair in assign.node.kwargs:
                     self._names[f"{_name_of(assign.target)}.{pair.key}"] |= self._kinds(pair.value)
@@ -105,6 +108,14 @@ class _Readers:
             self._name(argument, self._kinds(value))
         for pair in call.kwargs:
             self._names[pair.key] |= self._kinds(pair.value)
+
+    def _assign(self, target: nodes.Node, value: nodes.Node) -> None:
+        match target, value:
+            case nodes.Tuple(items=targets), nodes.Tuple(items=values):
+                for each, its_value in zip(targets, values, strict=False):
+                    self._assign(each, its_value)
+            case _:
+                self._name(target, self._kinds(value))
 
     def _name(self, target: nodes.Node, kinds: Kinds) -> None:
         if kinds:
@@ -126,9 +137,16 @@ class _Readers:
                 | nodes.And(left=left, right=right)
             ):
                 return self._kinds(left) | self._kinds(right)
-            case nodes.Add():
-                return (self._kinds(node.left) | self._kinds(node.right)) & {MESSAGES}
+            case nodes.Add() | nodes.List():
+                return self._kinds_of_list(node)
         return NONE
+
+    def _kinds_of_list(self, node: nodes.Add | nodes.List) -> Kinds:
+        """The same for a sum of lists, and for a list of items."""
+        if isinstance(node, nodes.Add):
+            return (self._kinds(node.left) | self._kinds(node.right)) & {MESSAGES}
+        holds_messages = any(MESSAGE in self._kinds(item) for item in node.items)
+        return frozenset({MESSAGES}) if holds_messages else NONE
 
     def _kinds_of_access(self, node: nodes.Getattr | nodes.Getitem | nodes.Call) -> Kinds:
         """The same for x.name, x["name"], x[0], x[1:] and x.get("name")."""

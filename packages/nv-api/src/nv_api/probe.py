@@ -1,0 +1,70 @@
+"""Probe: the form of content that a chat template prints, found by rendering it.
+
+Owns the conversations that are rendered for this. The syntax tree is read first
+(`nv_api.template`): a probe decides where the tree does not show how a content is read.
+"""
+
+from functools import lru_cache
+from typing import Literal
+
+from jinja2 import TemplateError
+
+from nv_api.content import in_form
+from nv_api.template import NUM_TEMPLATES
+
+TEMPLATE_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""Errors that the expressions of a template raise; jinja does not wrap them."""
+
+ROLES = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("user", "assistant", "tool"),
+)
+"""The conversations: a template may refuse some of them, or print the messages of some roles."""
+
+PRIVATE_USE = 0x100000
+"""The first private character of Unicode. A probe is one such character: it stays whole where a
+template reads a text character by character, and the repr of a part does not contain it."""
+
+VARIABLES = dict.fromkeys(
+    ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token"), ""
+)
+"""The special tokens, which a template may add to texts."""
+
+Printed = Literal["string", "openai"]
+
+
+@lru_cache(NUM_TEMPLATES)
+def printed_form(template: str) -> Printed:
+    """The form in which a template prints the contents of more messages; "string" if equal.
+
+    Args:
+        template: Jinja without a syntax error.
+    """
+    forms: tuple[Printed, ...] = ("string", "openai")
+    return max(forms, key=lambda form: sum(_num_printed(template, form, each) for each in ROLES))
+
+
+def _num_printed(template: str, form: Printed, roles: tuple[str, ...]) -> int:
+    """How many messages' contents are in the rendered text; 0 if the template refuses them."""
+    from transformers.utils import chat_template_utils  # noqa: PLC0415  # seconds to import
+
+    probes = [chr(PRIVATE_USE + i) for i in range(len(roles))]
+    messages = [
+        {"role": role, "content": in_form(probe, form)}
+        for role, probe in zip(roles, probes, strict=True)
+    ]
+    try:
+        compiled = chat_template_utils._compile_jinja_template(template)
+        text = compiled.render(messages=messages, add_generation_prompt=False, **VARIABLES)
+    except (TemplateError, *TEMPLATE_ERRORS):
+        return 0
+    return sum(probe in text for probe in probes)
