@@ -63,7 +63,9 @@ def test_n_completions_are_n_requests_with_the_derived_keys(checkpoint, length):
     engine = Engine(config)
     request_id = engine.add(EngineRequest(prompt, params))
     for index in range(4):  # requests of their own
-        sequence = Sequence(100 + index, 0, prompt, params, seed=draw_key(7, index))
+        sequence = Sequence(
+            100 + index, 0, prompt, params, seed=draw_key(7, index), limit=length + 20
+        )
         engine._scheduler.add(sequence)
     tokens = {}
     while engine.has_unfinished:

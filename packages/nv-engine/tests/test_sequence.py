@@ -1,5 +1,9 @@
-"""The draw keys, and where a sequence ends."""
+"""The draw keys, where a sequence ends, and who changes one."""
 
+import ast
+from pathlib import Path
+
+import nv_engine
 import pytest
 from nv_engine.params import SamplingParams
 from nv_engine.scheduling.policy import first_come_first_served, longest_first
@@ -7,11 +11,8 @@ from nv_engine.scheduling.sequence import Sequence, draw_key, mix64
 
 
 def sequence(prompt_len=3, *, limit=100, eos=(0, 1), **params):
-    made = Sequence(
-        7, 0, list(range(10, 10 + prompt_len)), SamplingParams(**params), seed=5, eos_token_ids=eos
-    )
-    made.limit = limit
-    return made
+    prompt = list(range(10, 10 + prompt_len))
+    return Sequence(7, 0, prompt, SamplingParams(**params), seed=5, limit=limit, eos_token_ids=eos)
 
 
 def test_mix64_is_splitmix64():
@@ -56,6 +57,31 @@ def test_cut_at_the_limit_keeps_a_stop_token_as_the_reason():
 def test_policies_order_by_arrival_or_by_length():
     made = [sequence(limit=limit) for limit in (10, 30, 20, 30)]
     for number, each in enumerate(made):
-        each.number = number
+        each.arrive(number)
     assert sorted(made, key=first_come_first_served) == made
     assert [each.number for each in sorted(made, key=longest_first)] == [1, 3, 2, 0]
+
+
+def assigned(tree):
+    """Attributes of other objects than self that a module assigns: (attribute, function)."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return {
+        (node.attr, function.name)
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+
+
+def test_sequence_py_alone_assigns_a_sequence():
+    """Two fields are also assigned in the scheduler's loop over decoding sequences, for speed."""
+    folder, found = Path(nv_engine.__file__).parent, set()
+    for path in (folder / "engine.py", *(folder / "scheduling").glob("*.py")):
+        if path.name != "sequence.py":
+            pairs = assigned(ast.parse(path.read_text()))
+            found |= {(path.name, *pair) for pair in pairs if pair[0] in Sequence.__slots__}
+    assert found == {
+        ("scheduler.py", "num_scheduled", "_decode"),
+        ("scheduler.py", "last_step", "_decode"),
+    }

@@ -1,13 +1,15 @@
-"""Validation: whether a request can run on a model, before anything is queued.
+"""Validation: whether a request may run on a model, and how long its sequences may become.
 
-Owns the checks that need the model's facts, that of a request's id, and their sentences. Never
-changes anything.
+Owns the checks that need the model's facts, that of a request's id, the length limit, and their
+sentences. Never queues anything. (An admission, elsewhere in this package, is a sequence that takes
+a slot.)
 """
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from operator import index as as_index
+from typing import NamedTuple
 
 import numpy as np
 
@@ -165,3 +167,42 @@ def _are_below(bound: int, ids: Collection[int]) -> bool:
     except OverflowError:
         return False
     return int(np.frombuffer(packed, np.uint32).max()) < bound
+
+
+def check_fits(prompt_len: int, facts: ModelFacts) -> None:
+    """Refuse a prompt that could never run.
+
+    Raises:
+        ValueError: the KV cache has too few blocks for it.
+    """
+    size, num_blocks = facts.block_size, facts.num_blocks
+    if prompt_len > num_blocks * size:
+        raise ValueError(
+            f"the prompt has {prompt_len} tokens, which takes {-(-prompt_len // size)} blocks of "
+            f"{size}, and the KV cache has {num_blocks}: raise num_kvcache_blocks or "
+            "gpu_memory_utilization, or shorten the prompt"
+        )
+
+
+class LengthLimit(NamedTuple):
+    """Where a sequence ends with finish_reason "length"."""
+
+    length: int
+    """Tokens, prompt included."""
+    reason: str | None = None
+    """Why there, if neither max_tokens nor max_model_len asks for it."""
+
+
+def length_limit(prompt_len: int, params: SamplingParams, facts: ModelFacts) -> LengthLimit:
+    """After max_tokens, at max_model_len, or with the KV cache full: whichever comes first."""
+    capacity = facts.num_blocks * facts.block_size + 1  # the last token is never stored
+    asked = facts.max_model_len
+    if params.max_tokens is not None:
+        asked = min(asked, prompt_len + params.max_tokens)
+    if asked <= capacity:
+        return LengthLimit(asked)
+    return LengthLimit(
+        capacity,
+        f"it alone fills the KV cache, {facts.num_blocks} blocks of {facts.block_size} tokens: "
+        "raise num_kvcache_blocks or gpu_memory_utilization, or lower max_tokens",
+    )

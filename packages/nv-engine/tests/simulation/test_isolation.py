@@ -132,11 +132,11 @@ def test_an_id_is_taken_as_a_plain_int(simulation, given):
 
 
 SCHEDULING = ("schedule", "commit", "_decode", "_settle", "_finish", "_make_room")
-PLACEMENT = ("place", "reserve", "release")
+RUNNING = ("place", "reserve", "release")
 BLOCKS = ("match", "extend", "publish", "copied", "free")
 INTERRUPTS = [
     (where, late)
-    for where in ("submit", "read", *SCHEDULING, *PLACEMENT, *BLOCKS)
+    for where in ("submit", "read", *SCHEDULING, *RUNNING, *BLOCKS)
     for late in (False, True)
     if (where, late) != ("commit", True)  # what the step brought is on its way to the caller then
 ]
@@ -146,7 +146,7 @@ def owner_of(sim, name):
     scheduler = sim.engine._scheduler
     owners = {
         scheduler: SCHEDULING,
-        scheduler._placement: PLACEMENT,
+        scheduler._running: RUNNING,
         scheduler.blocks: BLOCKS,
         sim.executor: ("submit", "read"),
     }

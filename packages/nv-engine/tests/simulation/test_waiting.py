@@ -115,8 +115,8 @@ def test_who_was_preempted_leaves_with_all_its_tokens(simulation):
 def test_who_was_preempted_comes_first_whatever_the_policy():
     queue = WaitingQueue(longest_first)
     for number, (limit, num_cached) in enumerate([(30, -1), (20, 0), (90, -1)]):
-        sequence = Sequence(number, 0, [5] * 10, greedy(limit), seed=0)
-        sequence.number, sequence.limit = number, limit
+        sequence = Sequence(number, 0, [5] * 10, greedy(limit), seed=0, limit=limit)
+        sequence.arrive(number)
         sequence.num_cached_tokens = num_cached  # from 0: it ran before
         queue.push(sequence)
     order = []

@@ -84,7 +84,7 @@ class Draft:
 
     def hold(self, sequence: Sequence) -> None:
         """Leave a running sequence out from now on, so that it can be preempted soon."""
-        sequence.num_unchecked = 0
+        sequence.hold()
         self.held.append(sequence)
 
     def mask(self, sequence: Sequence) -> None:
@@ -101,15 +101,12 @@ class Draft:
         token_ids = tuple(known[start:end])
         self.chunks.append(Chunk(sequence.slot, start, end - start, token_ids, samples))
         if samples:
-            sequence.decoding = True
-            sequence.prompt_step = self.step
             if sequence.matcher is not None:
                 self.mask(sequence)
             self.rows.append(sequence)
         else:
             self.partial.append((sequence, end))
-        sequence.num_scheduled = end
-        sequence.last_step = self.step
+        sequence.schedule(end, self.step)
         self.budget -= end - start
         self.num_prefill_tokens += end - start
 

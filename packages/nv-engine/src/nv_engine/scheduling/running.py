@@ -1,7 +1,7 @@
-"""Placement: who is on the device, in which slot, on which blocks.
+"""RunningSequences: the sequences on the device, in which slot and on which blocks.
 
-Owns the slots and the running sequences' block tables. Never decides who runs: it says whether
-there is room. Which block is taken is nv_cache's choice.
+Owns the slots and the running sequences' block tables. Never decides which sequence runs, only
+whether there is room. Which block is taken is nv_cache's choice.
 """
 
 from dataclasses import replace
@@ -13,12 +13,12 @@ from nv_engine.scheduling.draft import Draft
 from nv_engine.scheduling.sequence import Sequence
 
 
-class Placement:
+class RunningSequences:
     """Slots 0 .. num_slots - 1 over one pool of blocks."""
 
     def __init__(self, blocks: BlockManager, num_slots: int) -> None:
         self.blocks = blocks
-        self.running: dict[int, Sequence] = {}  # by slot, the oldest admission first
+        self.by_slot: dict[int, Sequence] = {}  # the oldest admission first
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._refused: Sequence | None = None  # did not fit, and nothing came back since
 
@@ -50,12 +50,10 @@ class Placement:
             self.blocks.free(table)
             self._refused = sequence
             return False
-        sequence.table, sequence.slot = table, self._free_slots.pop()
-        sequence.chain = table.chain
-        sequence.num_scheduled = table.num_cached
-        if sequence.num_cached_tokens < 0:  # a sibling's prompt is no hit
-            sequence.num_cached_tokens = sibling.num_cached_tokens if sibling else table.num_cached
-        self.running[sequence.slot] = sequence
+        # A prompt computed for a sibling is not a hit of the cache.
+        num_cached = sibling.num_cached_tokens if sibling else table.num_cached
+        sequence.place(self._free_slots.pop(), table, num_cached)
+        self.by_slot[sequence.slot] = sequence
         draft.admissions.append(admission(sequence))
         draft.appends.append(BlockAppend(sequence.slot, 0, tuple(table.ids)))
         draft.copies += copies
@@ -102,26 +100,24 @@ class Placement:
     def note(self, result: StepResult) -> None:
         """Give the sequences what a step's result says besides the tokens."""
         for slot, tokens in (result.logprobs or {}).items():
-            self.running[slot].logprobs = tokens
+            self.by_slot[slot].keep_logprobs(tokens)
         for slot, tokens in (result.prompt_logprobs or {}).items():
-            said = self.running[slot].prompt_logprobs
-            assert said is not None, "nobody asked"
-            said += tokens
+            self.by_slot[slot].add_prompt_logprobs(tokens)
         for slot in result.broken:
-            self.running[slot].break_off()
+            self.by_slot[slot].break_off()
         for slot, why in (result.failed or {}).items():
-            self.running[slot].fault = why
+            self.by_slot[slot].break_off(why)
 
     def burst(self, most: int) -> int:
         """How many decode steps, `most` at most, can run at once before anything is due.
 
         Due is the prefill of a running sequence, a sequence's last token, a grammar's next mask, or
-        a block that is not to be had.
+        a block while none is free.
         """
         if most == 1:
             return 1
         size, num_steps, rows = self.blocks.block_size, most, []
-        for sequence in self.running.values():
+        for sequence in self.by_slot.values():
             left = sequence.limit - 1 - sequence.num_scheduled
             if sequence.finish_reason is not None or left <= 0:
                 continue  # nothing more to schedule for it
@@ -138,7 +134,7 @@ class Placement:
     def release(self, sequence: Sequence) -> None:
         """Take slot and blocks from a running sequence with nothing in flight."""
         self.blocks.free(sequence.table)
-        del self.running[sequence.slot]
+        del self.by_slot[sequence.slot]
         self._free_slots.append(sequence.slot)
         sequence.unplace()
         self._refused = None
@@ -153,33 +149,3 @@ def admission(sequence: Sequence) -> Admission:
         params = replace(params, min_tokens=0)  # its masks see to that
     known = tuple(sequence.token_ids)
     return Admission(sequence.slot, params, sequence.seed, sequence.prompt_len, known, num_logprobs)
-
-
-def limit_length(sequence: Sequence, blocks: BlockManager, max_model_len: int) -> None:
-    """Note at which length a sequence ends with "length", and why if nobody asked for that."""
-    capacity = blocks.num_blocks * blocks.block_size + 1  # the last token needs no place
-    asked = max_model_len
-    if sequence.params.max_tokens is not None:
-        asked = min(asked, sequence.prompt_len + sequence.params.max_tokens)
-    sequence.limit = min(asked, capacity)
-    if capacity < asked:
-        sequence.limit_reason = (
-            f"it alone fills the KV cache, {blocks.num_blocks} blocks of {blocks.block_size} "
-            "tokens: raise num_kvcache_blocks or gpu_memory_utilization, or lower max_tokens"
-        )
-    assert sequence.prompt_len < sequence.limit, "no room for one token"
-
-
-def check_fits(blocks: BlockManager, prompt_len: int) -> None:
-    """Refuse a prompt that could never run.
-
-    Raises:
-        ValueError: the KV cache has too few blocks for it.
-    """
-    size, num_blocks = blocks.block_size, blocks.num_blocks
-    if prompt_len > num_blocks * size:
-        raise ValueError(
-            f"the prompt has {prompt_len} tokens, which takes {-(-prompt_len // size)} blocks of "
-            f"{size}, and the KV cache has {num_blocks}: raise num_kvcache_blocks or "
-            "gpu_memory_utilization, or shorten the prompt"
-        )
