@@ -214,6 +214,13 @@ def test_a_chat_template_in_json(written, byte_level, place):
     assert backend.chat_template == JINJA
 
 
+def test_f9_a_tokenizer_config_may_begin_with_a_byte_order_mark(written, byte_level):
+    labels = {"chat_template": JINJA}
+    folder = written(byte_level, labels, config={"model_type": "llama"})
+    (folder / "tokenizer_config.json").write_text(json.dumps(labels), encoding="utf-8-sig")
+    assert load_tokenizer(folder).chat_template == JINJA
+
+
 def test_named_chat_templates(written, byte_level):
     listed = [{"name": "default", "template": JINJA}, {"name": "tool_use", "template": "tools"}]
     backend = load_tokenizer(written(byte_level, {"chat_template": listed}))

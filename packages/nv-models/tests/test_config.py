@@ -1,6 +1,7 @@
 """ModelConfig against transformers' own reading of the same config.json, and its refusals."""
 
 import json
+import math
 import warnings
 
 import pytest
@@ -184,6 +185,9 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
         ({"rope_parameters": {"rope_theta": -1}}, "rope_theta must be a positive number, got -1"),
         ({"rope_scaling": {"type": "linear"}}, "'linear' needs a positive 'factor'"),
         ({"rope_scaling": YARN | {"factor": "x"}}, "factor must be a number, got 'x'"),
+        ({"head_dim": 15}, "head_dim is 15: it must be even"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a positive number, got 1000"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings must be at most 21474836"),
         ({"rope_scaling": YARN | {"factor": 0}}, "'yarn' needs a positive 'factor' .* got 0"),
     ],
 )
@@ -198,6 +202,7 @@ def test_refusals_name_the_file(tmp_path, overrides, message):
     [
         ({"temperature": "hot"}, "temperature must be a number, got 'hot'"),
         ({"top_k": True}, "top_k must be a number, got True"),
+        ({"top_p": math.nan}, "top_p must be a finite number, got nan"),
         (
             {"eos_token_id": [1, 2.5]},
             r"eos_token_id must be a token id or a list .* got \[1, 2.5\]",
@@ -210,6 +215,53 @@ def test_refusals_of_generation_config_name_that_file(tmp_path, generation, mess
     with pytest.raises(ValueError, match=message) as error:
         ModelConfig.from_path(write(tmp_path, generation=generation))
     assert str(error.value).startswith(f"{tmp_path / 'generation_config.json'}: ")
+
+
+LINEAR = {"type": "linear", "factor": 2.0}
+FINITE = "must be a finite number, got"
+RANGE = "of the rope must be from 1e-06 to 1000000, got"
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (LINEAR | {"factor": math.inf}, f"factor {FINITE} inf"),
+        (LINEAR | {"factor": math.nan}, f"factor {FINITE} nan"),
+        (LINEAR | {"factor": 10**400}, f"factor {FINITE} 1000"),
+        (LINEAR | {"factor": 1e300}, rf"factor {RANGE} 1e\+300"),
+        (LINEAR | {"factor": 1e-300}, f"factor {RANGE} 1e-300"),
+        (LINEAR | {"rope_theta": 1e300}, "rope_theta of the rope must be from 1e-06 to 1e.15, got"),
+        (YARN | {"mscale": math.nan}, f"mscale {FINITE} nan"),
+        (YARN | {"mscale": -1.0}, f"mscale {RANGE} -1.0"),
+        (YARN | {"attention_factor": math.inf}, f"attention_factor {FINITE} inf"),
+        (YARN | {"attention_factor": 0.0}, f"attention_factor {RANGE} 0.0"),
+        (LLAMA3 | {"low_freq_factor": math.inf}, f"low_freq_factor {FINITE} inf"),
+        (
+            LLAMA3 | {"original_max_position_embeddings": 1e300},
+            "original_max_position_embeddings of the rope must be from 1 to 2147483647, got",
+        ),
+    ],
+)
+def test_f5_a_number_of_the_rope_that_makes_no_sense(tmp_path, rope, message):
+    with pytest.raises(ValueError, match=message) as error:
+        ModelConfig.from_path(write(tmp_path, rope_scaling=rope))
+    assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ")
+    assert len(str(error.value)) < 600
+
+
+def test_f7_a_long_list_of_ids_is_cut(tmp_path):
+    write(tmp_path, "llama", eos_token_id=[2, *range(320, 5000)])
+    with pytest.warns(UserWarning, match=r"names 320, 321, 322, and 4677 more, but"):
+        assert ModelConfig.from_path(tmp_path).eos_token_ids == (2,)
+
+
+def test_f9_files_may_begin_with_a_byte_order_mark(tmp_path):
+    write(tmp_path, "llama", {"temperature": 0.5}, eos_token_id=7)
+    expected = ModelConfig.from_path(tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert ModelConfig.from_path(tmp_path) == expected
 
 
 def test_sliding_window_that_reaches_no_layer_is_fine(tmp_path):
@@ -234,6 +286,13 @@ def test_files_that_are_not_there_or_not_json(tmp_path):
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="not a JSON object"):
         ModelConfig.from_path(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "torch.float8_e5m2", "int8"])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_f6_a_dtype_that_only_quantized_weights_have(tmp_path, key, name):
+    with pytest.raises(NotImplementedError, match=rf"quantized \({key} is {name}\), which is not"):
+        ModelConfig.from_path(write(tmp_path, **{key: name}))
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])

@@ -5,6 +5,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from nv_models import load_model, resolve
+from nv_models.checkpoint.gguf.parts import part_files
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,14 @@ def test_b16_links_as_in_the_hub_s_cache_keep_their_names(whole, tmp_path):
         blob = file.rename(tmp_path / f"blob{number}")
         (tmp_path / "snapshot" / file.name).symlink_to(blob)
     assert load_model(tmp_path / "snapshot" / "m-00002-of-00002.gguf")
+
+
+def test_f7_a_long_list_of_parts_is_cut(tmp_path):
+    file = tmp_path / "m-00001-of-65535.gguf"
+    file.touch()
+    expected = "not m-00002-of-65535.gguf, m-00003-of-65535.gguf, m-00004-of-65535.gguf, and 65531 "
+    with pytest.raises(FileNotFoundError, match=expected):
+        part_files(file)
 
 
 def test_b16_a_part_that_is_not_there_is_named(whole, tmp_path):

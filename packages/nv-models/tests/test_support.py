@@ -226,6 +226,39 @@ def test_b12_keys_of_config_json_that_are_not_computed_are_refused_by_name(confi
 @pytest.mark.parametrize(
     "keys",
     [
+        {"hidden_activation": "gelu"},
+        {"mlp_act": "relu"},
+        {"attention_chunk_size": 8192},
+        {"no_rope_layer_interval": 4},
+        {"attn_temperature_tuning": True},
+        {"attention_sinks": True},
+        {"rms_norm_add_unit_offset": True},
+        {"post_norm": True},
+        {"use_qk_norm": True},
+        {"qk_norm": True},
+        {"lm_head_bias": True},
+        {"is_encoder_decoder": True},
+    ],
+)
+def test_f6_keys_of_other_architectures_are_refused_by_name(config, keys):
+    ((key, value),) = keys.items()
+    with pytest.raises(
+        ValueError, match=rf"config\.json: {key} is {value!r}, which is not supported"
+    ):
+        config(**keys)
+    for neutral in (None, False, 0):
+        assert config(**{key: neutral}) == config()
+
+
+def test_f6_what_the_architecture_computes_may_be_named(config):
+    assert config(hidden_activation="silu", mlp_act="silu") == config()
+    qwen3 = {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 4}
+    assert config(**qwen3, qk_norm=True, use_qk_norm=True) == config(**qwen3)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
         {"attention_multiplier": 32**-0.5},
         {"logits_scaling": 1.0},
         {"final_logit_softcapping": None},

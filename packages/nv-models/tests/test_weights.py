@@ -71,6 +71,17 @@ def test_one_error_lists_everything(edited):
     assert "model.layers.7.extra [2] is unexpected" in message
 
 
+def test_f7_a_long_list_of_problems_is_cut(edited):
+    def change(tensors):
+        tensors |= {f"model.extra.{i}": torch.zeros(2) for i in range(1000)}
+
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        load_model(edited(change))
+    lines = str(error.value).splitlines()
+    assert len(lines) == 23
+    assert lines[-2].strip() == "and 980 more"
+
+
 def test_known_extras_are_skipped(edited):
     def change(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()

@@ -173,7 +173,7 @@ def _kind(folder: Path) -> "PreTrainedConfig":
     from transformers import CONFIG_MAPPING, PreTrainedConfig  # noqa: PLC0415  # as above
 
     file = folder / "config.json"
-    values = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    values = json.loads(file.read_text(encoding="utf-8-sig")) if file.exists() else {}
     named: dict[str, Any] = {
         key: value for key in KIND_FIELDS if isinstance(value := values.get(key), str)
     }

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nv_models.listing import first_few
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -66,7 +68,7 @@ def supported_architecture(architectures: Sequence[str]) -> str:
     for architecture in architectures:
         if architecture in ARCHITECTURES:
             return architecture
-    named = ", ".join(architectures) or "(none named)"
+    named = ", ".join(first_few(architectures)) or "(none named)"
     raise ValueError(
         f"architecture {named} is not supported; supported are {', '.join(ARCHITECTURES)}"
     )

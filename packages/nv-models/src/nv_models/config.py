@@ -6,6 +6,7 @@ the classes themselves would cost seconds of imports at each start.
 Never: reads a weight, or is written to.
 """
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,12 +19,15 @@ import torch
 
 from nv_models.architectures import ARCHITECTURES, supported_architecture
 from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
+from nv_models.listing import first_few
 from nv_models.rope import RopeConfig, frequencies
 from nv_models.support import refuse_unread, refuse_unread_rope
 
 LARGEST_ID = 2**31 - 1
 """What a token id is kept in; a larger one is none."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+NARROW = re.compile(r"(torch\.)?(float|u?int)[48](_.*)?")
+"""Names of dtypes that only quantized weights have."""
 
 
 @dataclass(frozen=True)
@@ -178,9 +182,9 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _warn_of_undrawable(file: Path, ids: tuple[int, ...], vocab_size: int) -> None:
     """Say which EOS ids are left out, as they can never be drawn."""
-    if gone := [token for token in ids if token >= vocab_size]:
+    if gone := [str(token) for token in ids if token >= vocab_size]:
         warnings.warn(
-            f"{file}: eos_token_id names {', '.join(map(str, gone))}, but the vocabulary is "
+            f"{file}: eos_token_id names {', '.join(first_few(gone))}, but the vocabulary is "
             f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
             stacklevel=1,  # so that it is said once, though the file is read several times
         )
@@ -199,7 +203,12 @@ def model_config(
     hidden_size = size(values, "hidden_size")
     named = values.get("dtype") or values.get("torch_dtype")
     head_dim = size(values, "head_dim", hidden_size // num_q_heads)
-    refuse_unread(values, head_dim)
+    if head_dim % 2:
+        raise ValueError(
+            f"head_dim is {head_dim}: it must be even, as the rotary embedding turns pairs; use "
+            "another checkpoint"
+        )
+    refuse_unread(values, row, head_dim)
     rope, longest = rope_config(values), size(values, "max_position_embeddings")
     layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5))
     config = ModelConfig(
@@ -261,8 +270,13 @@ def rope_config(values: Mapping[str, Any]) -> RopeConfig:
 
 def refuse_quantized(raw: Mapping[str, Any]) -> None:
     """Raise NotImplementedError for a checkpoint whose weights are not plain floats."""
+    method = None
     if quantization := table(raw, "quantization_config") or table(raw, "compression_config"):
-        method = quantization.get("quant_method", "unknown")
+        method = quantization.get("quant_method") or "unknown"
+    for name in ("dtype", "torch_dtype"):
+        if NARROW.fullmatch(str(raw.get(name))):
+            method = f"{name} is {raw[name]}"
+    if method:
         raise NotImplementedError(
             f"the checkpoint is quantized ({method}), which is not built yet; "
             "use the unquantized one or a GGUF file"

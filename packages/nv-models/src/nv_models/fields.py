@@ -5,16 +5,22 @@ Never: knows what a field means; the files' names are `ModelConfig.from_path`'s.
 """
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nv_models.pointer import refuse_pointer
 
+LARGEST_SIZE = 2**31 - 1
+"""Sizes are kept in 32 bits; a larger one is a mistake."""
+
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file, with errors that name it."""
+    """A JSON object from a file, with errors that name it.
+
+    The file may begin with a byte order mark, which some editors write.
+    """
     if not file.is_file():
         raise FileNotFoundError(
             f"{file} does not exist; a model folder holds config.json, *.safetensors and the "
@@ -22,7 +28,7 @@ def read_json(file: Path) -> dict[str, Any]:
         )
     refuse_pointer(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); download it again") from error
     if not isinstance(content, dict):
@@ -34,24 +40,28 @@ def size(values: Mapping[str, Any], name: str, default: int | None = None) -> in
     """A positive integer; null and nothing mean the default, if there is one."""
     value = _given(values, name, default)
     if not _is_integer(value) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        raise ValueError(f"{name} must be a positive integer, got {value!r:.200}")
+    if value > LARGEST_SIZE:
+        raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {value!r:.200}")
     return int(value)
 
 
 def number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
     """A positive real number; null and nothing mean the default, if there is one."""
     value = _given(values, name, default)
-    if not _is_number(value) or not 0 < value < math.inf:
-        raise ValueError(f"{name} must be a positive number, got {value!r}")
+    if not _is_number(value) or not (_is_finite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number, got {value!r:.200}")
     return float(value)
 
 
 def numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Those of the fields that are there; each must be a number."""
+    """Those of the fields that are there; each must be a finite number."""
     found = {name: values[name] for name in names if values.get(name) is not None}
     for name, value in found.items():
         if not _is_number(value):
-            raise ValueError(f"{name} must be a number, got {value!r}")
+            raise ValueError(f"{name} must be a number, got {value!r:.200}")
+        if not _is_finite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r:.200}")
     return found
 
 
@@ -59,7 +69,7 @@ def flag(values: Mapping[str, Any], name: str) -> bool:
     """True or false; null and nothing mean false."""
     value = values.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r}")
+        raise ValueError(f"{name} must be true or false, got {value!r:.200}")
     return bool(value)
 
 
@@ -68,7 +78,7 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     value = values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(_is_integer(each) for each in ids):
-        raise ValueError(f"{name} must be a token id or a list of them, got {value!r}")
+        raise ValueError(f"{name} must be a token id or a list of them, got {value!r:.200}")
     return tuple(ids)
 
 
@@ -78,7 +88,7 @@ def strings(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError(f"{name} must be a list of strings, got {value!r}")
+        raise ValueError(f"{name} must be a list of strings, got {value!r:.200}")
     return tuple(value)
 
 
@@ -86,7 +96,7 @@ def table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A JSON object; null and nothing mean an empty one."""
     value = values.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{name} must be an object, got {value!r}")
+        raise ValueError(f"{name} must be an object, got {value!r:.200}")
     return value or {}
 
 
@@ -105,3 +115,8 @@ def _is_integer(value: object) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a float can hold the number: not NaN, infinity or an integer past the largest."""
+    return -sys.float_info.max <= value <= sys.float_info.max

@@ -12,6 +12,7 @@ from pathlib import Path
 from nv_models.checkpoint.gguf.folder import gguf_folder
 from nv_models.checkpoint.gguf.parts import model_name, part_files
 from nv_models.hub import download
+from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
 
 DEMO = "demo"
@@ -87,7 +88,7 @@ def refuse_bare_gguf(folder: Path) -> None:
     """Raise ValueError for a folder whose model is in a GGUF file alone."""
     files = sorted(file for file in folder.iterdir() if is_gguf(file))
     if files and not (folder / "config.json").exists():
-        names = " or ".join(str(file) for file in files)
+        names = " or ".join(first_few([str(file) for file in files]))
         raise ValueError(f"{folder} has no config.json: give the GGUF file itself, {names}")
 
 
@@ -111,7 +112,7 @@ def gguf_in(folder: Path) -> Path | None:
     """
     files = sorted(file for file in folder.iterdir() if is_gguf(file))
     if len({model_name(file) for file in files}) > 1:
-        names = ", ".join(file.name for file in files)
+        names = ", ".join(first_few([file.name for file in files]))
         raise ValueError(f"{folder} has several GGUF files ({names}); give the path of one")
     if files and files[0].is_symlink() and not files[0].exists():
         raise FileNotFoundError(f"{files[0]} links to {files[0].readlink()}, which is gone")

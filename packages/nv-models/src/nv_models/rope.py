@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 
-from nv_models.fields import flag, number, numbers
+from nv_models.fields import LARGEST_SIZE, flag, number, numbers
 
 ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+RANGES = {"rope_theta": (1e-6, 1e15), "original_max_position_embeddings": (1, LARGEST_SIZE)}
+"""The least and the largest value of a parameter that makes sense."""
+USUAL_RANGE = (1e-6, 1e6)
+"""The same of every other parameter."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +74,28 @@ class RopeConfig:
             raise ValueError(f"rope_theta must be more than 1 with yarn, got {theta:g}")
         for name in ("beta_fast", "beta_slow"):  # 0 means the default, as in transformers
             number({name: parameters.get(name) or 1}, name)
-        return cls(
-            rope_theta=theta,
-            rope_type=kind,
-            truncate=flag({"truncate": True, **parameters}, "truncate"),
-            **numbers(parameters, OPTIONAL_NUMBERS),
-        )
+        given = {"rope_theta": theta, **numbers(parameters, OPTIONAL_NUMBERS)}
+        refuse_out_of_range(given)
+        truncate = flag({"truncate": True, **parameters}, "truncate")
+        return cls(rope_type=kind, truncate=truncate, **given)
 
 
 OPTIONAL_NUMBERS = tuple(field.name for field in fields(RopeConfig) if field.default is None)
+
+
+def refuse_out_of_range(parameters: Mapping[str, float]) -> None:
+    """Raise ValueError for a parameter that is far from every sensible value.
+
+    0 passes, as it means the default or is refused where the parameter is needed (`required`); as
+    an `attention_factor` it would make every angle's cosine and sine 0.
+    """
+    for name, value in parameters.items():
+        least, largest = RANGES.get(name, USUAL_RANGE)
+        if (value or name == "attention_factor") and not least <= value <= largest:
+            raise ValueError(
+                f"{name} of the rope must be from {least:.10g} to {largest:.10g}, "
+                f"got {value!r:.200}"
+            )
 
 
 def cos_sin_table(

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from nv_models.architectures import Architecture
+
 KNOWN = {"ffn_dim_multiplier", "rope_parameters", "rope_scaling", "rope_theta"}
 """Of the keys that NUMBERS matches, those that `config` reads, and one that sizes follow from."""
 NUMBERS = re.compile(
@@ -17,21 +19,43 @@ NUMBERS = re.compile(
     r"|(attn|attention|query)_.*scal.*"
 )
 """Names of keys that may change the numbers, whoever invented them; 1 changes nothing."""
-FEATURES = {
+ACTIVATIONS = {
+    "activation_function",
+    "hidden_activation",
+    "mlp_act",
+    "mlp_hidden_act",
+}
+"""Other names of `hidden_act`."""
+FEATURES = ACTIVATIONS | {
+    "add_cross_attention",
     "alibi",
+    "attention_chunk_size",
+    "attention_sinks",
+    "attn_output_gate",
+    "attn_temperature_tuning",
     "clip_qkv",
     "dim_model_base",
+    "is_encoder_decoder",
     "kv_lora_rank",
+    "lm_head_bias",
     "n_routed_experts",
+    "no_rope_layer_interval",
     "no_rope_layers",
     "num_experts",
     "num_local_experts",
     "parallel_attn",
+    "post_norm",
     "q_lora_rank",
     "qk_layernorm",
+    "qk_norm",
     "qkv_bias",
+    "rms_norm_add_unit_offset",
+    "sandwich_norm",
+    "use_attention_sinks",
     "use_bidirectional_attention",
     "use_parallel_residual",
+    "use_post_norm",
+    "use_qk_norm",
 }
 """Keys that switch something on which is not built."""
 ROPE = {
@@ -62,17 +86,25 @@ ROPE_NEUTRAL = {"beta_fast": 32, "high_freq_factor": 4, "truncate": True}
 """What a key holds where it changes nothing; any other key 1."""
 
 
-def refuse_unread(values: Mapping[str, Any], head_dim: int) -> None:
+def refuse_unread(values: Mapping[str, Any], row: Architecture, head_dim: int) -> None:
     """Raise ValueError for a key that would change the numbers and is not read.
 
-    null, false, 0 and nothing switch a key off, but for `is_causal`.
+    null, false, 0 and nothing switch a key off, but for `is_causal`. So does the value that says
+    what the architecture computes.
     """
-    usual = {"attention_multiplier": head_dim**-0.5, "query_pre_attn_scalar": head_dim}
+    usual: dict[str, object] = {
+        "attention_multiplier": head_dim**-0.5,
+        "query_pre_attn_scalar": head_dim,
+        "qk_norm": row.qk_norm,
+        "use_qk_norm": row.qk_norm,
+        **dict.fromkeys(ACTIVATIONS, "silu"),
+    }
     for key, value in values.items():
-        is_factor = NUMBERS.fullmatch(key) and not is_same(value, usual.get(key, 1))
-        is_factor = is_factor and key not in KNOWN
-        if (value and (is_factor or key in FEATURES)) or (key == "is_causal" and value is False):
-            raise ValueError(f"{key} is {value!r}, which is not supported")
+        is_factor = NUMBERS.fullmatch(key) and key not in KNOWN
+        neutral = usual.get(key, 1 if is_factor else False)
+        is_on = value and (is_factor or key in FEATURES) and not is_same(value, neutral)
+        if is_on or (key == "is_causal" and value is False):
+            raise ValueError(f"{key} is {value!r:.200}, which is not supported")
 
 
 def refuse_unread_rope(parameters: Mapping[str, Any]) -> None:
@@ -83,7 +115,7 @@ def refuse_unread_rope(parameters: Mapping[str, Any]) -> None:
         if key in known or value is None or is_same(value, ROPE_NEUTRAL.get(key, 1)):
             continue
         raise ValueError(
-            f"{key} {value!r} of the rope is not supported where its rope_type is {kind!r}"
+            f"{key} {value!r:.200} of the rope is not supported where its rope_type is {kind!r}"
         )
 
 

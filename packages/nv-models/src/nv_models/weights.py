@@ -8,9 +8,12 @@ import torch
 from torch import nn
 
 from nv_models.checkpoint import Checkpoint
+from nv_models.listing import first_few
 from nv_models.placement import Shard
 
 DUMMY_STD = 0.02
+MOST_PROBLEMS = 20
+"""Of a checkpoint that does not fit, so many problems are named and the others counted."""
 KNOWN_EXTRAS = ("rotary_emb.inv_freq", "lm_head.weight")
 """Old files keep the rotary frequencies, and tied models, where no head is wanted, a copy of the
 embedding as head."""
@@ -33,12 +36,13 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is corrupt, or a tensor missing, unexpected or of the wrong shape.
-            Either message lists everything that is wrong; no parameter was touched.
+            Either message names the first MOST_PROBLEMS things that are wrong and counts the
+            others; no parameter was touched.
     """
     shards = list_shards(model)
     problems = [*checkpoint.broken, *mismatches(shards, checkpoint)]
     if problems:
-        lines = "\n  ".join(problems)
+        lines = "\n  ".join(first_few(problems, MOST_PROBLEMS))
         message = f"the checkpoint cannot be loaded:\n  {lines}\ndownload or convert it again"
         raise FileNotFoundError(message) if checkpoint.incomplete else ValueError(message)
     with torch.inference_mode():

@@ -53,7 +53,7 @@ class SafetensorsCheckpoint:
     def _indexed(self, index: Path) -> list[Path]:
         """The files that an index names."""
         try:
-            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            weight_map = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
             return [index.parent / name for name in sorted(set(weight_map.values()))]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = POINTER if is_pointer(index) else f"is not a safetensors index ({error!r})"

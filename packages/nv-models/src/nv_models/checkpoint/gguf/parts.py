@@ -7,6 +7,8 @@ Never: opens a file.
 import re
 from pathlib import Path
 
+from nv_models.listing import first_few
+
 PART = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 MOST = 65535
 """What split.count is kept in has 16 bits."""
@@ -16,7 +18,7 @@ def part_files(file: Path) -> list[Path]:
     """All parts of a file's model, in order; a file whose name is not a part's is the only one.
 
     Raises:
-        FileNotFoundError: parts do not lie beside `file`; the message names them.
+        FileNotFoundError: parts do not lie beside `file`; the message names the first of them.
         ValueError: a number that no part has.
     """
     match = PART.fullmatch(file.name)
@@ -37,7 +39,7 @@ def part_files(file: Path) -> list[Path]:
     if missing:
         raise FileNotFoundError(
             f"{file} is part {number} of {count}, and beside it in {file.parent} there is not "
-            f"{', '.join(missing)}: put all parts into one folder"
+            f"{', '.join(first_few(missing))}: put all parts into one folder"
         )
     return files
 

@@ -9,6 +9,7 @@ import re
 
 from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section, shown
+from nv_models.listing import first_few
 
 READ = {
     "attention.head_count",
@@ -76,10 +77,9 @@ def refuse_tensors(header: Header, known: set[str]) -> None:
     """
     unknown = [name for name in header.tensors if not has_place(name, known)]
     if unknown:
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
         hint = " (a mixture of experts)" if any(EXPERTS.search(name) for name in unknown) else ""
         raise ValueError(
-            f"{header.file} holds {', '.join(unknown[:3])}{more}{hint}, which is not supported by "
+            f"{header.file} holds {', '.join(first_few(unknown))}{hint}, which is not supported by "
             f"the architecture {header.architecture!r} here"
         )
     for group in (BIASES, MLP):
