@@ -2,7 +2,7 @@
 
 import pytest
 from nv_api import SamplingParams
-from nv_api.arguments import VLLM_NAMES
+from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -73,6 +73,37 @@ def test_an_argument_in_the_wrong_place_is_refused(scripted, engine, method, arg
     with pytest.raises(error, match=match):
         getattr(scripted(), method)(*args)
     assert engine.num_added == 0
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": 3}, {"temperature": 0}, {"stop": "a"}])
+def test_values_of_sampling_params_are_hinted_at(scripted, given):
+    ((name, value),) = given.items()
+    hint = f"no option '{name}': pass SamplingParams\\({name}={value!r}\\)"
+    for call in scripted().generate, scripted().chat, scripted().stream, scripted().add_request:
+        with pytest.raises(TypeError, match=hint):
+            call("hi", SamplingParams(), **given)
+    with pytest.raises(TypeError, match=hint):
+        scripted(**given)
+
+
+def test_add_request_knows_vllm_s_arguments(scripted, engine):
+    llm = scripted()
+    with pytest.raises(NotImplementedError, match="priority=1 is not built yet: requests start"):
+        llm.add_request([5], SamplingParams(), priority=1)
+    assert engine.num_added == 0
+
+
+@pytest.mark.parametrize("name", VLLM_MEMBERS)
+def test_a_member_of_vllm_s_llm_names_what_there_is_instead(scripted, name):
+    llm = scripted()
+    with pytest.raises(AttributeError, match=rf"^LLM.{name} is not built yet: [\w(]"):
+        getattr(llm, name)
+    assert not hasattr(llm, name)
+
+
+def test_an_unknown_member_is_a_plain_attribute_error(scripted):
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'generat'"):
+        _ = scripted().generat
 
 
 def test_every_name_has_its_advice():

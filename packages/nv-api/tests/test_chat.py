@@ -358,3 +358,19 @@ def test_a_tokenizer_without_a_template_says_what_to_do(scripted):
     llm.tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template: pass chat_template"):
         llm.chat([USER])
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x" * 18000}]},
+        {"role": "assistant", "tool_calls": "x" * 18000},
+        {"role": "user", "content": {"text": "x" * 18000}},
+        {"role": "user", "content": [{"type": "x" * 18000}]},
+        {"role": "x" * 18000},
+    ],
+)
+def test_an_error_shortens_a_long_value(scripted, message):
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match="xxx") as error:
+        scripted().chat([message], use_tqdm=False)
+    assert len(str(error.value)) < 600

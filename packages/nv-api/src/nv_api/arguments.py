@@ -1,9 +1,17 @@
-"""Arguments: vLLM's arguments that the methods of `LLM` do not have.
+"""Arguments: vLLM's arguments and members that `LLM` and its methods do not have.
 
-Owns the table; `nv_engine.names` raises and warns by it.
+Owns the tables; `nv_engine.names` raises and warns by that of arguments.
 """
 
+from collections.abc import Mapping
+from dataclasses import fields
+
+from nv_engine import SamplingParams
 from nv_engine.names import ForeignNames
+from nv_engine.params import BEAM_SEARCH
+
+SAMPLING = {each.name: "SamplingParams" for each in fields(SamplingParams)}
+"""Values of a request that its parameters take."""
 
 VLLM_NAMES = ForeignNames(
     unbuilt={
@@ -19,6 +27,7 @@ VLLM_NAMES = ForeignNames(
         "tokenization_kwargs": ({},),
         "truncate_prompt_tokens": (),
     },
+    elsewhere=SAMPLING,
     instead={
         "documents": "pass chat_template_kwargs={'documents': …}",
         "enable_thinking": "pass chat_template_kwargs={'enable_thinking': …}",
@@ -34,3 +43,29 @@ VLLM_NAMES = ForeignNames(
         "truncate_prompt_tokens": "cut the prompt's token ids yourself, as ids[-k:]",
     },
 )
+
+WEIGHTS = "the engine owns the model: read its weights from the checkpoint's files"
+STEPS = "the LLM itself has add_request, step, is_finished and abort_request"
+MEMORY = "close() frees the memory; make the LLM anew when you need it again"
+PROFILER = "run the script under a profiler, such as nsys or torch.profiler"
+
+VLLM_MEMBERS: Mapping[str, str] = {
+    "apply_model": WEIGHTS,
+    "beam_search": BEAM_SEARCH,
+    "collective_rpc": WEIGHTS,
+    "default_sampling_params": "call get_default_sampling_params()",
+    "enqueue": STEPS,
+    "get_world_size": "it is the tensor_parallel_size that you passed to LLM",
+    "llm_engine": STEPS,
+    "model_config": "read the config.json of the model",
+    "preprocess_chat": "call chat, or get_tokenizer().apply_chat_template",
+    "reset_mm_cache": "prompts are text or token ids",
+    "reward": "this version generates text only",
+    "set_tokenizer": "pass tokenizer=… to LLM",
+    "sleep": MEMORY,
+    "start_profile": PROFILER,
+    "stop_profile": PROFILER,
+    "wait_for_completion": STEPS,
+    "wake_up": MEMORY,
+}
+"""vLLM's methods and attributes of `LLM` that ours does not have, and what there is instead."""

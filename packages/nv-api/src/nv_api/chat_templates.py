@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from jinja2 import TemplateSyntaxError
+from nv_engine.values import shown
 from nv_models.fields import read_json
 
 Templates: TypeAlias = str | dict[str, str] | None
@@ -49,8 +50,8 @@ def _checked(given: object, file: Path) -> Templates:
         named = dict(given)
     if not named or not all(isinstance(text, str) for pair in named.items() for text in pair):
         raise ValueError(
-            f"{file}: chat_template is {given!r}: it must be a text, or a list of objects with "
-            "name and template"
+            f"{file}: chat_template is {shown(given)}: it must be a text, or a list of objects "
+            "with name and template"
         )
     return named
 

@@ -6,6 +6,8 @@ Owns the types of parts, and both forms. Never chooses the form: the chat templa
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from nv_engine.values import shown
+
 from nv_api.template import ContentForm
 
 TEXT_OF = {
@@ -44,7 +46,9 @@ def checked_content(content: object) -> Content:
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
-        raise TypeError(f"a message's content is {content!r}: it must be a text or a list of parts")
+        raise TypeError(
+            f"a message's content is {shown(content)}: it must be a text or a list of parts"
+        )
     return Parts(map(_part, content))
 
 
@@ -60,13 +64,13 @@ def in_form(content: Content, form: ContentForm) -> Content:
 def _part(part: object) -> dict[str, Any]:
     given = {"text": part} if isinstance(part, str) else part
     if not isinstance(given, Mapping):
-        raise TypeError(f"a message part is {part!r}: it must be {PART}")
+        raise TypeError(f"a message part is {shown(part)}: it must be {PART}")
     kind = given.get("type", "text")
     if kind not in TEXT_OF:
         raise NotImplementedError(
-            f"a message part of type {kind!r} is not built yet: only text is read"
+            f"a message part of type {shown(kind)} is not built yet: only text is read"
         )
     text = given.get(TEXT_OF[kind])
     if not isinstance(text, str):
-        raise TypeError(f"a message part is {part!r}: it must be {PART}")
+        raise TypeError(f"a message part is {shown(part)}: it must be {PART}")
     return {**given, "type": "text", "text": text}

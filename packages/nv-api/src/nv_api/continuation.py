@@ -8,6 +8,8 @@ So whitespace that the template trims stays trimmed, and the mark is never in a 
 from collections.abc import Callable
 from typing import Any
 
+from nv_engine.values import shown
+
 from nv_api.content import Content, Parts
 
 Messages = list[dict[str, Any]]
@@ -50,7 +52,7 @@ def continued(messages: Messages, render: Callable[[Messages], str]) -> str:
         or not prompt.rstrip().endswith(text.strip())
     ):
         raise ValueError(
-            f"the chat template changes the last message, {text!r}, so continue_final_message "
+            f"the chat template changes the last message, {shown(text)}, so continue_final_message "
             f"cannot continue it: {ADVICE}"
         )
     return prompt

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
-from nv_engine.values import boolean
+from nv_engine.values import boolean, shown
 
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
@@ -57,19 +57,23 @@ class Rendering:
                 "add_generation_prompt=True opens a new one: pass add_generation_prompt=False"
             )
         if not isinstance(self.chat_template, str | None):
-            raise TypeError(f"chat_template is {self.chat_template!r}: it must be a Jinja template")
+            raise TypeError(
+                f"chat_template is {shown(self.chat_template)}: it must be a Jinja template"
+            )
         if not isinstance(self.chat_template_kwargs, Mapping | None):
             raise TypeError(
-                f"chat_template_kwargs is {self.chat_template_kwargs!r}: it must be a dict"
+                f"chat_template_kwargs is {shown(self.chat_template_kwargs)}: it must be a dict"
             )
         if self.chat_template_content_format not in CONTENT_FORMATS:
             raise ValueError(
-                f"chat_template_content_format is {self.chat_template_content_format!r}: it must "
-                f"be one of {', '.join(map(repr, CONTENT_FORMATS))}"
+                f"chat_template_content_format is {shown(self.chat_template_content_format)}: it "
+                f"must be one of {', '.join(map(repr, CONTENT_FORMATS))}"
             )
         tools = self.tools or ()
         if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
-            raise TypeError(f"tools is {tools!r}: it must be a list of JSON schemas, each a dict")
+            raise TypeError(
+                f"tools is {shown(tools)}: it must be a list of JSON schemas, each a dict"
+            )
 
     def content_form_of(self, template: str) -> ContentForm:
         """The form of content that a template gets: the requested one, or the one that it reads."""
@@ -169,7 +173,7 @@ def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -
     for name in given:
         if not isinstance(name, str) or name in taken:
             raise ValueError(
-                f"chat_template_kwargs has {name!r}, which is not a variable of the template: "
+                f"chat_template_kwargs has {shown(name)}, which is not a variable of the template: "
                 "remove it, or pass it to chat itself if that has it"
             )
 
@@ -189,13 +193,15 @@ def _message(message: object, name: str) -> dict[str, Any]:
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
-        found = f"the role {role!r}" if "role" in message else "no 'role'"
-        raise ValueError(f"the message {dict(message)!r} has {found}: give one, such as 'user'")
+        found = f"the role {shown(role)}" if "role" in message else "no 'role'"
+        raise ValueError(
+            f"the message {shown(dict(message))} has {found}: give one, such as 'user'"
+        )
     called = _called(message, name)
     if content is None and called:
         content = ()  # as OpenAI: tool calls may replace the content
     if content is None:
-        raise ValueError(f"the message {dict(message)!r} has no 'content': give it a text")
+        raise ValueError(f"the message {shown(dict(message))} has no 'content': give it a text")
     rest = {key: value for key, value in message.items() if key != "tool_calls"}
     return {**rest, "content": checked_content(content), **called}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nv_engine.values import shown
 from nv_models.fields import read_json
 from tokenizers import AddedToken
 
@@ -70,7 +71,9 @@ class Labels:
                 case list() as listed:
                     extra += [_text(folder, key, token) for token in listed]
                 case other:
-                    raise ValueError(f"{folder / CONFIG}: {key} is {other!r}: it must be a list")
+                    raise ValueError(
+                        f"{folder / CONFIG}: {key} is {shown(other)}: it must be a list"
+                    )
         special = {
             name: _text(folder, name, token)
             for name, token in texts.items()
@@ -93,8 +96,8 @@ def _text(folder: Path, name: str, token: object) -> str:
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise ValueError(
-            f"{folder / CONFIG} or {NAMES}: {name} is {token!r}: it must be a text, or an object "
-            "with a text as its content"
+            f"{folder / CONFIG} or {NAMES}: {name} is {shown(token)}: it must be a text, or an "
+            "object with a text as its content"
         )
     return text
 
@@ -109,8 +112,8 @@ def _added(folder: Path, listed: Mapping[Any, Any]) -> dict[int, AddedToken]:
     for index, token in listed.items():
         if not str(index).isdecimal():
             raise ValueError(
-                f"{folder / CONFIG} or {ADDED}: an added token has the id {index!r}: it must be an "
-                "integer from 0"
+                f"{folder / CONFIG} or {ADDED}: an added token has the id {shown(index)}: it must "
+                "be an integer from 0"
             )
         text = _text(folder, f"added token {index}", token)
         flags = {} if isinstance(token, str) else {n: token[n] for n in FLAGS if n in token}

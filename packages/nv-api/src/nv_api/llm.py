@@ -6,11 +6,11 @@ Owns the public surface: names, what a user may write, and the checks on it. Nev
 
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from nv_engine import SamplingParams
 
-from nv_api.arguments import VLLM_NAMES
+from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
 from nv_api.outputs import CompletionOutput, RequestOutput
 from nv_api.pooling import PoolingMethods
@@ -215,6 +215,7 @@ class LLM(PoolingMethods):
         (params,) = self._params_of(sampling_params, 1)
         return self._session.stream(prompt, params)
 
+    @VLLM_NAMES.arguments_of
     def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step` and return its id. Raises as `generate` does."""
         self._session.check_usable()
@@ -274,6 +275,14 @@ class LLM(PoolingMethods):
         Unfinished requests are lost.
         """
         self._session.close()
+
+    if not TYPE_CHECKING:  # a type checker must report unknown names itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an AttributeError that names what there is in place of a member of vLLM's."""
+            if name in VLLM_MEMBERS:
+                raise AttributeError(f"LLM.{name} is not built yet: {VLLM_MEMBERS[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __enter__(self) -> "LLM":
         return self

@@ -13,6 +13,9 @@ from typing import Any
 
 from nv_engine import EngineConfig
 from nv_engine.names import ForeignNames
+from nv_engine.values import shown
+
+from nv_api.arguments import SAMPLING
 
 ALIASES = {
     "block_size": "kvcache_block_size",
@@ -94,7 +97,11 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "tokenizer_revision": (),
 }
 """vLLM's options that are not built: the values, besides None, that change nothing."""
-VLLM_NAMES = ForeignNames(no_difference=NO_DIFFERENCE, unbuilt=UNBUILT)
+VLLM_NAMES = ForeignNames(
+    no_difference=NO_DIFFERENCE,
+    unbuilt=UNBUILT,
+    elsewhere={name: owner for name, owner in SAMPLING.items() if name != "seed"},
+)
 
 DTYPES = {"half": "float16", "float": "float32"}
 
@@ -189,8 +196,8 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_kind(name: str, value: object, kind: object) -> None:
     """Check that a flag, a number or a name is one; other kinds are checked with their range."""
     if kind is bool and not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}: it must be True or False")
+        raise ValueError(f"{name} is {shown(value)}: it must be True or False")
     if kind is float and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise ValueError(f"{name} is {value!r}: it must be a number")
+        raise ValueError(f"{name} is {shown(value)}: it must be a number")
     if name in PLACES and (not isinstance(value, str | Path) or not str(value)):
-        raise ValueError(f"{name} is {value!r}: it must be a name that is not empty")
+        raise ValueError(f"{name} is {shown(value)}: it must be a name that is not empty")

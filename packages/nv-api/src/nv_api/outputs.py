@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 class Logprob:
     """One candidate token's log-probability, from the raw logits, before temperature.
 
+    Where the model's vocabulary is padded, a candidate may be an id past the tokenizer's. Such ids
+    are not drawn, but the raw logits have them.
+
     Attributes:
         logprob: natural logarithm of the probability.
         rank: 1 for the most likely token; None where it was not computed.

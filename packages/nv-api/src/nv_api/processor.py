@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from nv_engine import EngineRequest
 from nv_engine.validation import numbered
+from nv_engine.values import shown
 
 from nv_api.completion import Completion
 from nv_api.logprobs import TokenText
@@ -138,14 +139,14 @@ class Processor:
         """
         if params.stop_strings and self._tokenizer is None:
             raise ValueError(
-                f"stop is {params.stop!r} and there is no tokenizer (skip_tokenizer_init=True): "
-                "use stop_token_ids"
+                f"stop is {shown(params.stop)} and there is no tokenizer "
+                "(skip_tokenizer_init=True): use stop_token_ids"
             )
         if not params.bad_words:
             return params
         if self._tokenizer is None:
             raise ValueError(
-                f"bad_words is {params.bad_words!r} and there is no tokenizer "
+                f"bad_words is {shown(params.bad_words)} and there is no tokenizer "
                 "(skip_tokenizer_init=True): use bad_words_token_ids"
             )
         words = [ids for word in params.bad_words for ids in self._tokenizer.word_ids(word)]

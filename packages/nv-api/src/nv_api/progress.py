@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from nv_engine.values import shown
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
 UseTqdm: TypeAlias = bool | Callable[..., Any]
@@ -24,7 +25,8 @@ def check_use_tqdm(use_tqdm: object) -> None:
     """
     if not callable(use_tqdm) and not isinstance(use_tqdm, bool | int | None):
         raise TypeError(
-            f"use_tqdm is {use_tqdm!r}: it must be True, False or a callable with tqdm's arguments"
+            f"use_tqdm is {shown(use_tqdm)}: it must be True, False or a callable with "
+            "tqdm's arguments"
         )
 
 

@@ -7,6 +7,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from nv_engine.values import shown
+
 from nv_api.tokenizer import Tokenizer
 
 PromptLike: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -70,7 +72,7 @@ def tokenize(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[Tok
     texts = [p.text for p in prompts if p.token_ids is None and p.text is not None]
     if texts and tokenizer is None:
         raise ValueError(
-            f"the prompt {texts[0]!r} is text and there is no tokenizer "
+            f"the prompt {shown(texts[0])} is text and there is no tokenizer "
             "(skip_tokenizer_init=True): pass token ids"
         )
     encoded = iter(tokenizer.encode(texts) if tokenizer is not None else ())
@@ -116,7 +118,9 @@ def _token_ids(ids: object, name: str) -> list[int]:
         return list(ids)
     wrong = next((token for token in ids if not _is_integer(token)), None)
     if wrong is not None:
-        raise TypeError(f"{name} holds {wrong!r} among its token ids: every one must be an integer")
+        raise TypeError(
+            f"{name} holds {shown(wrong)} among its token ids: every one must be an integer"
+        )
     if not ids:
         raise ValueError(f"{name} is empty: give at least one token id")
     return [operator.index(token) for token in ids]
@@ -125,12 +129,16 @@ def _token_ids(ids: object, name: str) -> list[int]:
 def _from_dict(prompt: Mapping[str, Any], name: str) -> Prompt:
     for key in prompt:
         if key in UNBUILT_KEYS and prompt[key]:
-            raise NotImplementedError(f"{name} has {key!r}, which is not built yet: leave it out")
+            raise NotImplementedError(
+                f"{name} has {shown(key)}, which is not built yet: leave it out"
+            )
         if key not in KEYS + UNBUILT_KEYS:
-            raise ValueError(f"{name} has an unknown key {key!r}: it may have {' and '.join(KEYS)}")
+            raise ValueError(
+                f"{name} has an unknown key {shown(key)}: it may have {' and '.join(KEYS)}"
+            )
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if not isinstance(text, str | None):
-        raise TypeError(f"{name} has {text!r} as its 'prompt': it must be a str")
+        raise TypeError(f"{name} has {shown(text)} as its 'prompt': it must be a str")
     if ids is not None:
         return Prompt(text, _token_ids(ids, name))
     if text is None:

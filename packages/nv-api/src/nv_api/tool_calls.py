@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from nv_engine.values import shown
+
 FUNCTION = "{'name': …, 'arguments': …}"
 CALL = f"{{'type': 'function', 'function': {FUNCTION}}}"
 
@@ -24,7 +26,7 @@ def parsed_calls(calls: object, name: str) -> list[dict[str, Any]]:
         ValueError: a call without a name, or arguments that are not a JSON object.
     """
     if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
-        raise TypeError(f"{name} is {calls!r}: it must be a list of calls, each {CALL}")
+        raise TypeError(f"{name} is {shown(calls)}: it must be a list of calls, each {CALL}")
     return [_call(call, f"{name}[{i}]") for i, call in enumerate(calls)]
 
 
@@ -32,16 +34,16 @@ def parsed_function(function: object, name: str) -> dict[str, Any]:
     """A function's name and parsed arguments, as a plain dict; raises as `parsed_calls` does."""
     plain = _plain(function)
     if not isinstance(plain, dict):
-        raise TypeError(f"{name} is {function!r}: it must be a dict, {FUNCTION}")
+        raise TypeError(f"{name} is {shown(function)}: it must be a dict, {FUNCTION}")
     if not isinstance(plain.get("name"), str) or not plain["name"]:
-        raise ValueError(f"{name} is {plain!r} and names no function: it must be {FUNCTION}")
+        raise ValueError(f"{name} is {shown(plain)} and names no function: it must be {FUNCTION}")
     return {**plain, "arguments": _arguments(plain.get("arguments"), f"{name}.arguments")}
 
 
 def _call(call: object, name: str) -> dict[str, Any]:
     plain = _plain(call)
     if not isinstance(plain, dict):
-        raise TypeError(f"{name} is {call!r}: it must be a dict, {CALL}")
+        raise TypeError(f"{name} is {shown(call)}: it must be a dict, {CALL}")
     if "function" not in plain:
         return parsed_function(plain, name)
     return {**plain, "function": parsed_function(plain["function"], f"{name}.function")}
@@ -55,12 +57,12 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
         arguments = json.loads(given, parse_constant=_refuse) if isinstance(given, str) else given
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{name} is {given!r}, which is not JSON ({error}): give a dict, or the JSON text of "
-            "an object"
+            f"{name} is {shown(given)}, which is not JSON ({error}): give a dict, or the JSON text "
+            "of an object"
         ) from error
     if not isinstance(arguments, dict):
         raise ValueError(
-            f"{name} is {given!r}: it must be a dict, or the JSON text of an object such as "
+            f"{name} is {shown(given)}: it must be a dict, or the JSON text of an object such as "
             '\'{"city": "Oslo"}\''
         )
     return arguments

@@ -11,7 +11,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from nv_engine.values import plain
+from nv_engine.values import plain, shown
 
 Kind = TypeVar("Kind", bound=type)
 P = ParamSpec("P")
@@ -26,11 +26,15 @@ class ForeignNames:
         no_difference: those that change nothing here, whatever their value.
         unbuilt: those that would change something: the values, besides None and lists of such
             values, that ask for nothing.
+        renamed: names of other libraries, and ours.
+        elsewhere: names of values that another class takes, and that class.
         instead: what there is in place of some that are not built, as advice.
     """
 
     no_difference: frozenset[str] = frozenset()
     unbuilt: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
 
     def ignored(self, owner: str, given: Mapping[str, Any], ours: Collection[str]) -> list[str]:
@@ -63,7 +67,7 @@ class ForeignNames:
             if args:
                 raise TypeError(
                     f"{kind.__name__} takes no positional arguments: name each, such as "
-                    f"{next(iter(defaults))}={args[0]!r}"
+                    f"{next(iter(defaults))}={shown(args[0])}"
                 )
             if not defaults.keys() >= given.keys():
                 given = self._ours(kind.__name__, given, defaults)
@@ -101,14 +105,20 @@ class ForeignNames:
         ours: Iterable[str],
     ) -> None:
         if name not in self.unbuilt:
-            names = [*ours, *self.no_difference, *self.unbuilt]
-            nearest = difflib.get_close_matches(name, names, n=1)
-            known = ", ".join(sorted(set(ours) - {"self"}))
-            hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {known}"
-            raise TypeError(f"{owner} has no option {name!r}: {hint}")
+            raise TypeError(f"{owner} has no option {name!r}: {self._hint(name, value, ours)}")
         if not _asks_for_nothing(plain(value), self.unbuilt[name]):
             advice = self.instead.get(name, f"leave {name} out")
-            raise NotImplementedError(f"{name}={value!r} is not built yet: {advice}")
+            raise NotImplementedError(f"{name}={shown(value)} is not built yet: {advice}")
+
+    def _hint(self, name: str, value: object, ours: Iterable[str]) -> str:
+        """Advice about a name that is not known."""
+        if name in self.elsewhere:
+            return f"pass {self.elsewhere[name]}({name}={shown(value)})"
+        names = [*ours, *self.no_difference, *self.unbuilt]
+        nearest = [self.renamed[name]] if name in self.renamed else []
+        nearest += difflib.get_close_matches(name, names, n=1)
+        known = ", ".join(sorted(set(ours) - {"self"}))
+        return f"did you mean {nearest[0]!r}?" if nearest else f"there are {known}"
 
 
 def _asks_for_nothing(value: Any, nothing: tuple[Any, ...]) -> bool:  # noqa: ANN401

@@ -14,6 +14,7 @@ from nv_engine import values
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.limits import check_sizes
 from nv_engine.names import ForeignNames
+from nv_engine.values import shown
 
 MAX_SEED = 2**64
 MAX_COMPLETIONS = 16384
@@ -56,6 +57,7 @@ VLLM_NAMES = ForeignNames(
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
     },
+    renamed={"max_new_tokens": "max_tokens", "stop_strings": "stop"},
     instead={
         "best_of": "set n and logprobs, and keep the outputs with the largest cumulative_logprob",
         "early_stopping": BEAM_SEARCH,
@@ -120,7 +122,11 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Most likely tokens to report beside each drawn one, by raw logits; -1: the vocabulary."""
+    """Most likely tokens to report beside each drawn one, by raw logits; -1: the vocabulary.
+
+    Raw logits have a row for each id of a padded vocabulary: ids past the tokenizer's, which are
+    not drawn, may be listed.
+    """
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens, which are then computed even where they are cached."""
     logit_bias: dict[int, float] | None = None
@@ -167,7 +173,7 @@ class SamplingParams:
         asked = self.structured_outputs
         if asked is not None and not isinstance(asked, StructuredOutputsParams):
             raise ValueError(
-                f"structured_outputs is {asked!r}: it must be a StructuredOutputsParams"
+                f"structured_outputs is {shown(asked)}: it must be a StructuredOutputsParams"
             )
 
     def _make(self, name: str, plain: Callable[..., Any], *bounds: float, **more: object) -> None:
@@ -228,9 +234,13 @@ class SamplingParams:
 
     def _check_stops(self) -> None:
         if self.stop is not None and not isinstance(self.stop, str | list | tuple):
-            raise ValueError(f"stop is {self.stop!r}: it must be a string or a list of strings")
+            raise ValueError(
+                f"stop is {shown(self.stop)}: it must be a string or a list of strings"
+            )
         if any(not isinstance(text, str) or not text for text in self.stop_strings):
-            raise ValueError(f"stop is {self.stop!r}: every stop string must be a non-empty string")
+            raise ValueError(
+                f"stop is {shown(self.stop)}: every stop string must be a non-empty string"
+            )
         if self.stop_strings and not self.detokenize:
             raise ValueError("stop strings need text: set detokenize=True, or use stop_token_ids")
 

@@ -16,7 +16,7 @@ import numpy as np
 from nv_engine.facts import ModelFacts
 from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
-from nv_engine.values import integer
+from nv_engine.values import integer, shown
 
 MAX_ID = 2**63 - 1
 """Largest id that a user may give a request."""
@@ -100,7 +100,7 @@ def check_params(params: SamplingParams, grammar: Grammar | None, facts: ModelFa
         _check_ids("bad_words_token_ids", word, facts)
     if params.bad_words and params.bad_words_token_ids is None:
         raise ValueError(
-            f"bad_words is {params.bad_words!r} and the engine has no tokenizer: use "
+            f"bad_words is {shown(params.bad_words)} and the engine has no tokenizer: use "
             "bad_words_token_ids"
         )
     _check_some_allowed(params, facts)
@@ -132,8 +132,8 @@ def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
         if allowed <= forbidden.union(*(last_of.get(end, ()) for end in ends)):
             after = f" after {list(said)}" if said else ""
             raise ValueError(
-                f"allowed_token_ids is {params.allowed_token_ids!r}, all of which are{after} bad "
-                "words or stop tokens before min_tokens: allow another token"
+                f"allowed_token_ids is {shown(params.allowed_token_ids)}, all of which are{after} "
+                "bad words or stop tokens before min_tokens: allow another token"
             )
 
 
@@ -141,8 +141,8 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: Model
     """Refuse a grammar that is only named, and one that could never end."""
     if (params.structured_outputs is None) != (grammar is None):
         raise ValueError(
-            f"structured_outputs is {params.structured_outputs!r} and the engine has no tokenizer: "
-            "it also needs the compiled grammar, and takes none without the other"
+            f"structured_outputs is {shown(params.structured_outputs)} and the engine has no "
+            "tokenizer: it also needs the compiled grammar, and takes none without the other"
         )
     if grammar is not None and not facts.eos_token_ids:
         raise ValueError(

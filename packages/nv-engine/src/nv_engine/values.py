@@ -5,7 +5,6 @@ scalars and arrays are taken by their `tolist`, so neither is imported. Never kn
 means.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Set
 from numbers import Real
 from operator import index
@@ -15,6 +14,17 @@ MAX_COUNT = 2**31 - 1
 """Largest count or token id: what a device keeps it in."""
 LARGEST = 3.4e38
 """Largest real number: what fp32 holds."""
+MAX_SHOWN = 200
+"""Characters of a value that an error shows."""
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: its repr, of which a long one is cut."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # of integers with more than 4300 digits
+        return f"a {type(value).__name__} too large to show"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
 def real(
@@ -28,10 +38,10 @@ def real(
     """A number in [low, high], or in (low, high] with `above`, as a float."""
     number = value if type(value) is float else plain(value)
     is_real = isinstance(number, Real) and not isinstance(number, bool)
-    inside = is_real and (low < number if above else low <= number) and number <= high
-    if not inside or abs(number) > LARGEST:  # nan fails them all
-        bounds = f"{'(' if above else '['}{low:g}, {high:g}{')' if math.isinf(high) else ']'}"
-        raise ValueError(f"{name} is {value!r}: it must be a number in {bounds}")
+    most = min(high, LARGEST)
+    if not (is_real and (low < number if above else low <= number) and number <= most):  # nan too
+        bounds = f"{'(' if above else '['}{low:g}, {most:g}]"
+        raise ValueError(f"{name} is {shown(value)}: it must be a number in {bounds}")
     return float(number)
 
 
@@ -48,7 +58,8 @@ def integer(
     if whole is None or not low <= whole <= high:
         bound = f"at least {low}" if whole is not None and whole < low else f"in [{low}, {high}]"
         raise ValueError(
-            f"{name} is {value!r}: it must be an integer, {bound}{f' ({hint})' if hint else ''}"
+            f"{name} is {shown(value)}: it must be an integer, {bound}"
+            f"{f' ({hint})' if hint else ''}"
         )
     return whole
 
@@ -57,7 +68,7 @@ def boolean(name: str, value: object) -> bool:
     """True or False."""
     flag = plain(value)
     if not isinstance(flag, bool):
-        raise ValueError(f"{name} is {value!r}: it must be True or False")
+        raise ValueError(f"{name} is {shown(value)}: it must be True or False")
     return flag
 
 
@@ -73,7 +84,9 @@ def token_lists(name: str, value: object) -> list[list[int]]:
     lists = []
     for ids in _items(name, value, "a list of lists of token ids"):
         if _index(ids) is not None:
-            raise ValueError(f"{name} has {ids!r}: each entry must be a list, as [{ids!r}]")
+            raise ValueError(
+                f"{name} has {shown(ids)}: each entry must be a list, as [{shown(ids)}]"
+            )
         lists.append(token_ids(name, ids))
     if not all(lists):
         raise ValueError(f"{name} has an empty entry: each must have a token")
@@ -83,7 +96,7 @@ def token_lists(name: str, value: object) -> list[list[int]]:
 def token_biases(name: str, value: object) -> dict[int, float]:
     """A number for each of some token ids."""
     if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is {value!r}: it must be a dict from token ids to numbers")
+        raise ValueError(f"{name} is {shown(value)}: it must be a dict from token ids to numbers")
     return {
         integer(f"{name} entry", token, 0): real(f"{name}[{token}]", bias, -LARGEST, LARGEST)
         for token, bias in value.items()
@@ -93,10 +106,12 @@ def token_biases(name: str, value: object) -> dict[int, float]:
 def texts(name: str, value: object) -> list[str]:
     """A list of non-empty strings, of a set in rising order."""
     if isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}: it must be a list of strings, as [{value!r}]")
+        raise ValueError(
+            f"{name} is {shown(value)}: it must be a list of strings, as [{shown(value)}]"
+        )
     items = _items(name, value, "a list of strings")
     if not all(isinstance(text, str) and text for text in items):
-        raise ValueError(f"{name} is {value!r}: each must be a non-empty string")
+        raise ValueError(f"{name} is {shown(value)}: each must be a non-empty string")
     return sorted(items) if isinstance(value, Set) else items
 
 
@@ -104,7 +119,7 @@ def _items(name: str, value: object, wanted: str) -> list[Any]:
     """The items of anything that can be iterated, but of no text."""
     items = plain(value)
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise ValueError(f"{name} is {value!r}: it must be {wanted}")
+        raise ValueError(f"{name} is {shown(value)}: it must be {wanted}")
     return list(items)
 
 
