@@ -41,6 +41,26 @@ def test_b15_gbnf_is_lark(gbnf, lark):
     assert rules(gbnf) == lark
 
 
+def test_f09_a_byte_order_mark_is_not_part_of_a_rule():
+    assert rules('\ufeffroot ::= "a"') == ['start: "a"']
+    assert to_lark('\ufeffstart: "a"') == 'start: "a"'
+    assert to_lark("\ufeff%ignore / /") == "%ignore / /"
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "lark"),
+    [
+        ('root ::= "a"{0}', ['start: ""']),
+        ('root ::= "b" ("a" | "c"){0,0} "d"', ['start: "b" "" "d"']),
+        ('root ::= "b" "a"{2}{,0}', ['start: "b" ""']),
+        ('root ::= "a"{0}+', ['start: "" +']),
+        ('root ::= x{0} "b"\nx ::= "a"', ['start: "" "b"', 'X: "a"']),
+    ],
+)  # fmt: skip
+def test_f09_an_item_repeated_zero_times_is_the_empty_text(gbnf, lark):
+    assert rules(gbnf) == lark
+
+
 def test_b14_a_root_of_many_texts_is_one_terminal():
     wide = rules("root ::= " + " | ".join(f'"{i}"' for i in range(1001)))
     assert wide[0] == "start: ROOT"

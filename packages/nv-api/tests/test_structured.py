@@ -306,10 +306,14 @@ DOUBLING = "".join(f"E{i}: E{i + 1} E{i + 1}\n" for i in range(25)) + 'E25: "a"\
         ({"json": {"enum": []}}, "anyOf is empty"),
         ({"json": {"oneOf": [{"type": "string"}, {"maxLength": 3}]}}, "use anyOf"),
         ({"json": {"allOf": [{"type": "string"}, {"type": "null"}]}}, "incompatible types"),
-        ({"json": {"if": {}, "then": {}}}, "Unimplemented keys"),
+        ({"json": {"if": {}, "then": {}}}, 'uses "if", "then", which .*: leave it out'),
+        ({"json": {"not": {"type": "null"}}}, 'uses "not", which .*: leave it out'),
+        ({"json": {"type": "string", "format": "x"}}, "has the format 'x', .*: give a pattern"),
+        ({"regex": "(" * 3000 + "a" + ")" * 3000}, "more than 250 groups open"),
+        ({"grammar": "root ::= " + "(" * 29 + '"a"' + ")" * 29}, "more than 28 groups"),
         ({"grammar": "start: a\na: a"}, "no text fits"),
         ({"grammar": 'start: "a"\nx'}, "line 2, column 2: "),
-        ({"grammar": "start: " + "(" * 500 + '"a"' + ")" * 500}, "too deeply nested"),
+        ({"grammar": "start: " + "(" * 500 + '"a"' + ")" * 500}, "more than 28 groups"),
         ({"grammar": "start: " + " ".join(f'"a{i}"?' for i in range(3000))}, "continuations"),
         ({"grammar": DOUBLING}, "give smaller or fewer"),
     ],
@@ -320,6 +324,18 @@ def test_what_llguidance_refuses_is_one_sentence_at_admission(llm, fields, messa
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 1000
     assert llm.is_finished()
+
+
+def test_f10_an_error_shows_the_value_and_no_place_in_a_translation(llm):
+    asked = StructuredOutputsParams(grammar="root ::= " + "(" * 3000 + '"a"' + ")" * 3000)
+    with pytest.raises(ValueError, match=r"grammar is 'root ::= \(\(\(") as error:
+        llm.add_request("a", SamplingParams(structured_outputs=asked))
+    assert "line" not in str(error.value)
+    nested = "root ::= " + "(" * 28 + '"b"{1}' + ")" * 28
+    for grammar in (nested, '\ufeffroot ::= "a"{0} "b"'):
+        asked = StructuredOutputsParams(grammar=grammar)
+        (output,) = run(llm, "a", SamplingParams(max_tokens=3, structured_outputs=asked))
+        assert output["text"] == "b"
 
 
 def test_thousands_of_rules_that_name_the_next_do_not_end_the_process(llm):

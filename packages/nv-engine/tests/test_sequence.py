@@ -5,6 +5,7 @@ from pathlib import Path
 
 import nv_engine
 import pytest
+from nv_engine.batch import NO_TOKEN
 from nv_engine.params import SamplingParams
 from nv_engine.scheduling.policy import first_come_first_served, longest_first
 from nv_engine.scheduling.sequence import Sequence, draw_key, mix64
@@ -52,6 +53,41 @@ def test_cut_at_stop_tokens(params, tokens, want):
 def test_cut_at_the_limit_keeps_a_stop_token_as_the_reason():
     assert sequence(3, limit=5).cut((5, 6, 7)) == ((5, 6), "length", None)
     assert sequence(3, limit=5).cut((5, 1, 7)) == ((5, 1), "stop", None)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"logit_bias": {5: 3.4e38}, "repetition_penalty": 1e-5}, "logit_bias and repetition_pen"),
+        ({"logit_bias": {5: -3e38}, "repetition_penalty": 2.0}, "logit_bias and repetition_pen"),
+        ({"repetition_penalty": 1e-36}, "repetition_penalty made logits that fp32 cannot hold"),
+        (
+            {"allowed_token_ids": [5], "bad_words_token_ids": [[5]]},
+            "allowed_token_ids, bad_words_token_ids left no token to draw",
+        ),
+        ({"allowed_token_ids": [0, 1], "min_tokens": 2}, "allowed_token_ids, min_tokens left no"),
+    ],
+)
+def test_f04_parameters_that_explain_why_nothing_was_drawn_are_named_alone(params, message):
+    cut = sequence(**params).cut((7, NO_TOKEN))
+    assert (cut.token_ids, cut.finish_reason) == ((7,), "error")
+    assert cut.stop_reason.startswith(message)
+    assert "weights" not in cut.stop_reason
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({}, ""),
+        ({"logit_bias": {5: 3e38}, "repetition_penalty": 1.0}, "logit_bias"),
+        ({"repetition_penalty": 1.3}, "repetition_penalty"),
+        ({"allowed_token_ids": [5, 6], "bad_words_token_ids": [[5]]}, "bad_words_token_ids"),
+    ],
+)
+def test_f04_else_the_weights_come_first(params, named):
+    reason = sequence(**params).cut((NO_TOKEN,)).stop_reason
+    assert reason.startswith("the logits of this sequence hold NaN or infinity: ")
+    assert named in reason
 
 
 def test_policies_order_by_arrival_or_by_length():

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _NAME = r"[A-Za-z0-9_-]+"
-_GBNF_RULE = re.compile(rf"^[ \t]*{_NAME}[ \t]*::=", re.MULTILINE)
+_GBNF_RULE = re.compile(rf"^[ \t\ufeff]*{_NAME}[ \t]*::=", re.MULTILINE)
 _LARK_RULE = re.compile(
-    r"^[ \t]*([?!]*)[ \t]*([A-Za-z_][A-Za-z0-9_]*)(\.-?\d+)?"
+    r"^[ \t\ufeff]*([?!]*)[ \t]*([A-Za-z_][A-Za-z0-9_]*)(\.-?\d+)?"
     r"((?:\{[^}\n]*\})?(?:\[[^\]\n]*\])?[ \t]*:)(?!:)",
     re.MULTILINE,
 )
-_LARK_DIRECTIVE = re.compile(r"^[ \t]*%[a-z]", re.MULTILINE)
+_LARK_DIRECTIVE = re.compile(r"^[ \t\ufeff]*%[a-z]", re.MULTILINE)
 _TOKEN = re.compile(
     rf"""(?P<space>[ \t\r\n\ufeff]+|\#[^\r\n]*)
     |(?P<rule>{_NAME}(?=[ \t]*::=))|(?P<becomes>::=)|(?P<name>{_NAME})
@@ -39,21 +39,31 @@ _MOST_ALTERNATIVES = 1000
 def to_lark(text: str) -> str:
     """A grammar in Lark, whichever of the two notations it is in.
 
-    It is GBNF if a line begins with `name ::=`, and Lark if one begins with `name:` (the name after
-    any of `?` and `!`, and before a priority, as in `?start.2:`) or with a directive such as
-    `%ignore`. Modifiers and priorities change the tree of a parse, not the texts that fit, so they
-    are removed.
+    Lark's modifiers (`?`, `!`) and priorities (`start.2:`) change the tree of a parse, not the
+    texts that fit, so they are removed.
 
     Raises:
         ValueError: it is neither or both, or it is GBNF with an error.
     """
-    is_gbnf = _GBNF_RULE.search(text) is not None
-    is_lark = (_LARK_RULE.search(text) or _LARK_DIRECTIVE.search(text)) is not None
-    if is_gbnf and is_lark:
+    return gbnf_to_lark(text) if is_gbnf(text) else _LARK_RULE.sub(r"\2\4", text.lstrip("\ufeff"))
+
+
+def is_gbnf(text: str) -> bool:
+    """Whether a grammar is GBNF; if not, it is Lark.
+
+    It is GBNF if a line begins with `name ::=`, and Lark if one begins with `name:` (the name after
+    any of `?` and `!`, and before a priority) or with a directive such as `%ignore`.
+
+    Raises:
+        ValueError: it is neither or both.
+    """
+    has_gbnf = _GBNF_RULE.search(text) is not None
+    has_lark = (_LARK_RULE.search(text) or _LARK_DIRECTIVE.search(text)) is not None
+    if has_gbnf and has_lark:
         raise ValueError("it has rules of GBNF (`name ::= …`) and of Lark (`name: …`): use one")
-    if not is_gbnf and not is_lark:
+    if not has_gbnf and not has_lark:
         raise ValueError("it has no rule: write GBNF (`root ::= …`) or Lark (`start: …`)")
-    return gbnf_to_lark(text) if is_gbnf else _LARK_RULE.sub(r"\2\4", text.lstrip("\ufeff"))
+    return has_gbnf
 
 
 @dataclass
@@ -92,6 +102,9 @@ class _Rule:
 
     def repeat(self, operator: str) -> None:
         begin = self.last[-1]
+        if operator == "{0,0}":  # Lark has no such repeat
+            self.parts[begin:] = ['""']
+            return
         if self.parts[-1].startswith(("*", "+", "?", "{")):  # `a*+`: a repeat of a repeat
             self.parts.insert(begin, "(")
             self.parts.append(")")

@@ -6,7 +6,6 @@ that may come next. Never applies a mask (the engine does) and never reads a com
 
 import json
 import re
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -15,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from nv_engine.grammar import MAX_SHOWN, shown
+from nv_engine.grammar import shortened, shown
 
-from nv_api.gbnf import to_lark
+from nv_api.gbnf import is_gbnf, to_lark
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -40,6 +39,9 @@ _REASONS = {
     "coerce_one_of": "it has a oneOf of which several parts may fit: use anyOf",
     "lookarounds not supported": "look-around, word boundaries and anchors inside are not "
     "supported",
+    "too deeply nested": "it has more than 28 groups, ( or [, open at one point: write inner "
+    "groups as rules of their own",
+    "nested parentheses/brackets": "it has more than 250 groups open at one point: give fewer",
     "Current row has": "it has more than 2000 continuations at one point: write a long alternation "
     "as choice, as regex or as a terminal (a Lark rule whose name is in capitals)",
 } | dict.fromkeys(
@@ -55,6 +57,9 @@ _REASONS = {
     "it is too complex: give smaller or fewer repeats, alternatives, rules and intersections",
 )
 """Parts of llguidance's errors, and the sentence that a user gets for each."""
+_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: \[(.*)\]")
+_UNKNOWN_FORMAT = re.compile(r"Unknown format: (.*)")
+_PLACE = re.compile(r"^line \d+, column \d+: ")
 
 
 class Grammars:
@@ -161,7 +166,10 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
     for tried in (matcher, _one_token_on(matcher, tokenizer.eos_tokens)):
         if tried.is_error():
-            raise ValueError(_reason(tried))
+            is_lark = source.kind == "grammar" and not is_gbnf(source.text)
+            reason = _reason(tried)
+            # a place in a translation means nothing to the user
+            raise ValueError(reason if is_lark else _PLACE.sub("", reason))
     return matcher
 
 
@@ -201,10 +209,16 @@ def _reason(matcher: "LLMatcher") -> str:
     for part, reason in _REASONS.items():
         if part in error:
             return reason
+    if keys := _UNKNOWN_KEYS.search(error):
+        return shortened(f"it uses {keys[1]}, which llguidance does not support: leave it out")
+    if name := _UNKNOWN_FORMAT.search(error):
+        return shortened(
+            f"it has the format {name[1]!r}, which llguidance does not support: give a pattern"
+        )
     _, _, of_regex = error.partition("\nerror: ")
     line = (of_regex or error).strip().splitlines()[0]
     line = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", line)
-    return textwrap.shorten(line, MAX_SHOWN, placeholder=" …")
+    return shortened(line)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ tokens in and takes masks out. Never compiles one: that needs text (`nv_api` doe
 
 import json
 import re
-import textwrap
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -105,7 +104,13 @@ def shown(value: object) -> str:
         text = repr(value)
     except RecursionError:
         return f"a {type(value).__name__} nested too deep to show"
-    return textwrap.shorten(text[: 4 * MAX_SHOWN], MAX_SHOWN, placeholder=" …")
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """A text on one line, cut after MAX_SHOWN characters; also a single word is cut."""
+    line = " ".join(text[: 4 * MAX_SHOWN].split())
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 2]} …"
 
 
 def _check_size(kind: str, text: str) -> None:

@@ -100,4 +100,4 @@ def _longest(items: Iterable[Sized]) -> int:
 
 def _at_most(name: str, size: int, most: int, what: str) -> None:
     if size > most:
-        raise ValueError(f"{name} has {size} {what}: at most {most} are taken")
+        raise ValueError(f"{name} has {size} {what}: at most {most} are taken, so give fewer")
