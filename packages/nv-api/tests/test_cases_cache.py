@@ -179,9 +179,10 @@ def test_changed_weights_and_a_reset_equal_a_cold_engine(start, truth):
 
     def change(llm):
         model = llm._session._engine.executor._runner._model
-        for name, parameter in model.named_parameters():
-            if "proj" in name:
-                parameter.neg_()
+        projections = [each for name, each in model.named_modules() if name.endswith("_proj")]
+        assert projections
+        for projection in projections:
+            projection.weight.values.neg_()
 
     prompt = prompt_of(3 * BLOCK)
     with start() as warm, start() as cold:

@@ -311,5 +311,5 @@ def test_b23_tokenizer_model_needs_sentencepiece(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken", "tiktoken.model"])
 def test_b23_a_file_of_tiktoken_does_not_say_how_a_text_is_cut(tmp_path, name):
     (tmp_path / name).write_bytes(b"IQ== 0\nIg== 1\n")
-    with pytest.raises(ValueError, match=f"{name} is a file of tiktoken's.*put the model's token"):
+    with pytest.raises(ValueError, match=f"{name} is a file of tiktoken, .*put the model's token"):
         load_tokenizer(tmp_path)

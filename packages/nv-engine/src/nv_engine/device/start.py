@@ -56,6 +56,7 @@ class StartPlan:
         backend: attention over this rank's heads.
         kv_dtype: of the KV cache.
         max_model_len: most tokens of a sequence, prompt and completion.
+        own_model_len: the same of the model alone, whatever the options.
     """
 
     config: EngineConfig
@@ -64,6 +65,7 @@ class StartPlan:
     backend: nk.AttentionBackend
     kv_dtype: torch.dtype
     max_model_len: int
+    own_model_len: int
 
     @property
     def parallel(self) -> TensorParallel:
@@ -94,7 +96,7 @@ class StartPlan:
             max_model_len=self.max_model_len,
             num_blocks=num_blocks,
             block_size=self.config.kvcache_block_size,
-            own_model_len=model.max_length,
+            own_model_len=self.own_model_len,
             mixed_steps=mixed,
             num_ids=num_ids(self.config.tokenizer_num_ids, eos_token_ids, model.vocab_size),
         )
@@ -165,7 +167,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
     backend = _choose_backend(config, model)
     LOGGER.info("attention backend: %s (%s)", backend.name, backend.reason)
     kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
-    plan = StartPlan(config, device, model, backend, kv_dtype, max_len)
+    plan = StartPlan(config, device, model, backend, kv_dtype, max_len, own_len)
     _check_weights(plan)
     return plan
 
