@@ -12,6 +12,7 @@ FOLDERS = (
     "benchmarks",
     "packages/nv-cache/src",
     "packages/nv-cache/tests",
+    "packages/nv-engine/src",
     "packages/nv-kernels/src",
     "packages/nv-kernels/tests",
 )

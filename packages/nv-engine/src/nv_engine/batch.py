@@ -23,7 +23,7 @@ class Admission(NamedTuple):
     token_ids: tuple[int, ...]
     """Prompt and what was generated so far (penalties count them)."""
     prompt_logprobs: int | None = None
-    """Most likely tokens wanted beside each of the prompt's; None: nobody asks for these."""
+    """Most likely tokens to return for each token of the prompt; None: not asked for."""
 
 
 class BlockAppend(NamedTuple):
@@ -43,11 +43,11 @@ class BlockCopy(NamedTuple):
 
 
 class TokenMask(NamedTuple):
-    """What a slot's sequence may draw next."""
+    """The tokens that a slot's sequence may draw next."""
 
     slot: int
     bits: bytes
-    """A bit a token, lowest first, in ceil(V / 32) * 4 bytes."""
+    """One bit per token, lowest first, in ceil(V / 32) * 4 bytes."""
 
 
 class Chunk(NamedTuple):
@@ -93,7 +93,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What came back."""
+    """The tokens that a step drew, and all else that the device reports of it."""
 
     token_ids: list[list[int]]
     """token_ids[step][i], for the i-th chunk that samples; NO_TOKEN: there was nothing to draw."""
@@ -103,6 +103,6 @@ class StepResult(NamedTuple):
     """By slot: of the prompt tokens that follow the ones computed in this step."""
     broken: Collection[int] = ()
     """Slots whose chunk gave logits with NaN or infinity, though it drew nothing: of a chunk that
-    does not sample those of its last token, and those behind prompt log-probabilities."""
+    does not sample those of its last token, and those that prompt log-probabilities come from."""
     failed: Mapping[int, str] | None = None
     """Why, by slot: sequences whose parameters could not be taken in. Their tokens mean nothing."""

@@ -11,7 +11,7 @@ from nv_engine.mixed import MixedSteps
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFacts:
-    """What the host must know of the loaded model and of the memory left for its KV cache."""
+    """Of one runner; frozen."""
 
     vocab_size: int
     """Token ids are 0 .. vocab_size - 1."""
@@ -22,10 +22,10 @@ class ModelFacts:
     num_blocks: int
     """Blocks of the KV cache (with several ranks: the minimum)."""
     block_size: int
-    """Tokens in a block."""
+    """Tokens per block."""
     own_model_len: int = LARGEST
     """The model's own longest sequence, whatever max_model_len asks for."""
     mixed_steps: MixedSteps | None = None
-    """How prompts come in beside decoding rows; None: as max_num_batched_tokens allows."""
+    """Tokens of prompts in a step beside decoding rows; None: up to max_num_batched_tokens."""
     num_ids: int | None = None
     """Ids from here on are drawn only for requests that name them; None: all are."""

@@ -1,6 +1,6 @@
 """Grammars: what a request asks its completions to look like, and what follows their tokens.
 
-Owns how a grammar is asked for, and the protocols of whoever knows one: the engine hands drawn
+Owns how a grammar is asked for, and the protocols of a compiled one: the engine hands drawn
 tokens in and takes masks out. Never compiles one: that needs text (`nv_api` does).
 """
 
@@ -23,7 +23,7 @@ _BRACKET = re.compile(r"[\[\]{}]")
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text of a completion must be; names follow vLLM. Exactly one of the first five.
+    """The form of a completion's text; names follow vLLM. Exactly one of the first five.
 
     Raises:
         ValueError: at construction: none or several are given, one has the wrong type, or it is
@@ -72,7 +72,7 @@ class StructuredOutputsParams:
             _check_schema(text)
 
     def _text(self, kind: str) -> str:
-        """What was asked for, as a text; of a choice its texts as a JSON list."""
+        """The requested form, as a text; of a choice its texts as a JSON list."""
         value = getattr(self, kind)
         if kind == "json_object":
             return '{"type": "object"}'
@@ -84,7 +84,7 @@ class StructuredOutputsParams:
             raise ValueError(_too_deep("more than a thousand")) from None
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"structured_outputs.{kind} is {shown(value)}, which is no JSON: {error}"
+                f"structured_outputs.{kind} is {shown(value)}, which is not JSON: {error}"
             ) from None
 
     @property
@@ -93,7 +93,7 @@ class StructuredOutputsParams:
 
     @property
     def source(self) -> "GrammarSource":
-        """What was asked for, as texts."""
+        """The requested form, as texts."""
         (kind,) = self._given
         return GrammarSource(kind, self._text(kind), self.disable_any_whitespace)
 
@@ -140,7 +140,7 @@ def _check_schema(text: str) -> None:
         schema = json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
         raise ValueError(
-            f"structured_outputs.json is {shown(text)}, which is no JSON: {error}"
+            f"structured_outputs.json is {shown(text)}, which is not JSON: {error}"
         ) from None
     if not isinstance(schema, dict):
         raise ValueError(
@@ -149,7 +149,7 @@ def _check_schema(text: str) -> None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _too_deep(depth: str) -> str:
@@ -180,7 +180,7 @@ class Matcher(Protocol):
     """Where one completion stands in its grammar."""
 
     def accept(self, token_ids: Iterable[int]) -> str | None:
-        """Go on by the tokens drawn; if one does not fit, say why, and go nowhere from then on."""
+        """Advance over drawn tokens; if one does not fit, return why, and stay there."""
 
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Which tokens may come next: a bit each, lowest first, in ceil(V / 32) * 4 bytes.

@@ -17,7 +17,7 @@ MAX_BIASES = 32768
 """12 bytes each in a row: less than what penalties take."""
 MAX_BAD_WORDS = 2048
 MAX_BAD_WORD_TOKENS = 64
-"""8 bytes a token in a row, of the longest word for each word: 1 MiB at most."""
+"""Each word takes 8 bytes per token of the longest word in a row: 1 MiB at most."""
 MAX_LOGPROBS = 2**25
 """Log-probabilities of one request: 12 bytes each on the host, and 70 as Python's values."""
 

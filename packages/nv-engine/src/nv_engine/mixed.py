@@ -5,7 +5,7 @@ schedules, never pads.
 
 The products of a step that only decodes are half empty: reading the weights takes as long as
 multiplying some 200 tokens by them. Prompts in pieces of a few hundred tokens fill them (a layer of
-Qwen3-8B on an H200: 128 tokens 131 us, 512 tokens 275, so 0.37 us a token, which takes 0.55 in
+Qwen3-8B on an H200: 128 tokens 131 us, 512 tokens 275, so 0.37 us per token, which takes 0.55 in
 large steps of its own). And no decoding row waits for a long prompt.
 (Chunked prefill, stall-free batching: Agrawal et al., Taming Throughput-Latency Tradeoff in LLM
 Inference with Sarathi-Serve, OSDI 2024.)
@@ -56,5 +56,5 @@ class MixedSteps:
 
 
 def mixed_steps(layer_parameters: int) -> MixedSteps | None:
-    """What suits a model with so many weights a layer (on one rank); None: no bound."""
+    """The bound for a model with that many weights per layer (on one rank); None: no bound."""
     return MixedSteps() if layer_parameters >= LEAST_LAYER else None

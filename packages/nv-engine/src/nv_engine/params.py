@@ -141,7 +141,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
-    """What the text must be; the layer that knows text compiles it."""
+    """The form of the text; nv_api compiles it."""
 
     @classmethod
     def from_optional(cls, **given: Any) -> "SamplingParams":  # noqa: ANN401
@@ -198,7 +198,7 @@ class SamplingParams:
         return twin
 
     def frozen(self) -> "SamplingParams":
-        """A copy that nobody can change, or this one if it is such a copy.
+        """A copy that cannot be changed, or this one if it is such a copy.
 
         Raises:
             ValueError: a field was set to a value out of range.

@@ -24,7 +24,7 @@ MAX_ID = 2**63 - 1
 
 @contextmanager
 def numbered(done: Sized, count: int) -> Iterator[None]:
-    """Let a ValueError say which of `count` prompts, if several: the one after those `done`."""
+    """Name the prompt in a ValueError, if there are several: the one after those `done`."""
     try:
         yield
     except ValueError as error:
@@ -37,7 +37,7 @@ def plain_id(request_id: int) -> int:
     """The id that a user gives a request, as a plain int.
 
     Raises:
-        ValueError: it is no integer, or below 0 or above MAX_ID.
+        ValueError: it is not an integer, or below 0 or above MAX_ID.
     """
     return integer("request_id", request_id, 0, MAX_ID, hint="or leave it out: the next free one")
 
@@ -46,8 +46,8 @@ def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = F
     """The prompt as a list of plain ints; with `plain`, a list is known to be one, and is it.
 
     Raises:
-        ValueError: it is empty, leaves no room for one token more, or has an id that is no integer
-            or outside the vocabulary.
+        ValueError: it is empty, leaves no room for one token more, or has an id that is not an
+            integer or is outside the vocabulary.
     """
     prompt = token_ids if plain and isinstance(token_ids, list) else _plain_ids(token_ids)
     if not prompt:
@@ -85,7 +85,7 @@ def check_params(params: SamplingParams, grammar: Grammar | None, facts: ModelFa
 
     Raises:
         ValueError: a token id is outside the vocabulary, no token would be left to draw, or text
-            is asked for that nobody here reads.
+            is asked for, which needs a tokenizer.
     """
     _check_ids("logit_bias", params.logit_bias or (), facts)
     allowed = params.allowed_token_ids or ()
@@ -127,10 +127,10 @@ def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
     last_of: dict[tuple[int, ...], set[int]] = {}  # by the tokens before it
     for word in words:
         last_of.setdefault(tuple(word[:-1]), set()).add(word[-1])
-    for said in [(), *(before for before in last_of if before and allowed.issuperset(before))]:
-        ends = [said[start:] for start in range(len(said) + 1)]
+    for tokens in [(), *(before for before in last_of if before and allowed.issuperset(before))]:
+        ends = [tokens[start:] for start in range(len(tokens) + 1)]
         if allowed <= forbidden.union(*(last_of.get(end, ()) for end in ends)):
-            after = f" after {list(said)}" if said else ""
+            after = f" after {list(tokens)}" if tokens else ""
             raise ValueError(
                 f"allowed_token_ids is {shown(params.allowed_token_ids)}, all of which are{after} "
                 "bad words or stop tokens before min_tokens: allow another token"

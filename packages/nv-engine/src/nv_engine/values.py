@@ -1,4 +1,4 @@
-"""Values: what a user gave, as the plain int, float, bool or list that everything behind relies on.
+"""Values: what a user gave, as the plain int, float, bool or list that later code relies on.
 
 Owns the conversions and their sentences, which name field, value and range. numpy's and torch's
 scalars and arrays are taken by their `tolist`, so neither is imported. Never knows what a field

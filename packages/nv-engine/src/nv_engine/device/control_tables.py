@@ -32,7 +32,7 @@ TABLES = {
 class SlotTable:
     """[n + 1, ...]: the rows of slots 0 .. n - 1, and one that stands for all others.
 
-    What nobody wrote is neutral: it makes the control do nothing.
+    A row that was not written is neutral: its control does nothing.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ControlTables:
         return sum(table.data.nbytes for table in self._all)
 
     def flags(self, slots: Sequence[int]) -> ControlFlags:
-        """What the sequences in `slots` ask for together."""
+        """The controls that any sequence in `slots` asks for."""
         asked = [self._asked[slot] for slot in slots if slot in self._asked]
         return ControlFlags(*map(any, zip(*asked, strict=True))) if asked else NO_CONTROLS
 
@@ -244,7 +244,7 @@ class ControlTables:
 
 
 def _names(flags: ControlFlags) -> Iterator[str]:
-    """The tables behind the flags that are set."""
+    """The tables of the flags that are set."""
     return (name for flag, asked in flags._asdict().items() if asked for name in TABLES[flag])
 
 
@@ -256,7 +256,7 @@ def named_ids(params: SamplingParams) -> list[int]:
 
 
 def flags_of(params: SamplingParams, num_ids: int | None = None) -> ControlFlags:
-    """What one request asks for; NO_CONTROLS itself if nothing.
+    """The controls that one request asks for; NO_CONTROLS itself if none.
 
     One that names ids from `num_ids` on may draw these, and no others from there on.
     """

@@ -67,7 +67,7 @@ def row_parts(num_rows: int, vocab_size: int) -> Iterator[slice]:
 
 
 def prompt_rows(chunks: Sequence[Chunk], requests: dict[int, PromptRequest]) -> PromptRows | None:
-    """Find the prompt tokens whose predecessors a step computes; None if nobody wants any."""
+    """Find the prompt tokens whose predecessors a step computes; None if none is wanted."""
     rows: list[int] = []
     targets: list[int] = []
     spans: list[tuple[int, int, int]] = []

@@ -48,7 +48,7 @@ def open_peers(
         return None
     shape = (2, parallel.size, max_rows, width // 2)
     own = torch.full(shape, nk.PeerBuffers.EMPTY, dtype=torch.int32, device=device)
-    torch.cuda.synchronize(device)  # nobody writes before all buffers are empty
+    torch.cuda.synchronize(device)  # all buffers are empty before a rank writes
     shared = PrefixStore("nv_engine.peers", store)
     peers = None
     with suppress(OSError):
@@ -65,7 +65,7 @@ def _addresses(store: Store, parallel: TensorParallel, own: torch.Tensor) -> lis
     try:
         offered = _offer(own.data_ptr())
     except OSError:
-        store.set(str(parallel.rank), "")  # nobody waits for it
+        store.set(str(parallel.rank), "")  # the other ranks must not wait for it
         raise
     store.set(str(parallel.rank), offered.hex())
     return [
@@ -77,7 +77,7 @@ def _addresses(store: Store, parallel: TensorParallel, own: torch.Tensor) -> lis
 
 
 def _offer(address: int) -> bytes:
-    """The allocation that an address of this card lies in, and how far behind its start."""
+    """The allocation that an address of this card lies in, and its distance from the start."""
     start, handle = ctypes.c_uint64(), _Handle()
     _call("cuMemGetAddressRange_v2", ctypes.byref(start), None, ctypes.c_uint64(address))
     _call("cuIpcGetMemHandle", ctypes.byref(handle), start)

@@ -51,7 +51,7 @@ class DeviceResult:
         logprobs: what `sample` returned for those who ask, [num_steps, rows, ...] each.
         asked: whose log-probabilities those are.
         prompt: of prompt tokens, [N, ...] each.
-        silent: slots of the rows that draw for nobody: they say whether what was computed is sound.
+        silent: slots of the rows whose draw is not used: it only shows NaN or infinity.
         failed: as in StepResult.
     """
 

@@ -1,7 +1,7 @@
 """Ring: drawn tokens on their way to the host, without a copy that the host would queue.
 
 Owns the entries and how many the host has counted; the device counts the same steps for itself.
-Never waits: whoever reads an entry has waited for its step.
+Never waits: the reader of an entry has waited for its step.
 """
 
 import nv_kernels as nk
@@ -13,7 +13,7 @@ class ResultRing:
     """One entry a step, used again after `num_entries` steps.
 
     Args:
-        num_entries: more than the steps whose tokens nobody has read yet.
+        num_entries: more than the steps whose tokens are not read yet.
         num_rows: the most rows that sample in a step.
         device: where the steps run.
     """

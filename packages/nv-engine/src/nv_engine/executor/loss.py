@@ -19,12 +19,12 @@ FATAL = (
     "uncorrectable NVLink error detected during the execution",
     "context is destroyed",
 )
-"""What CUDA calls the errors of which its manual says that the process must be ended: every later
+"""CUDA's messages of the errors after which, by its manual, the process must end: every later
 call returns the same one (cudaError_t of the CUDA Runtime API). Others leave the context usable."""
 
 
 class DeviceLost(RuntimeError):
-    """No step can run any more; the message says why, and what to make anew."""
+    """No step can run any more; the message has the cause, and what to make anew."""
 
 
 def loss_of(error: RuntimeError) -> str | None:

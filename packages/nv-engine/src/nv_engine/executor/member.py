@@ -1,7 +1,7 @@
-"""A rank: what a process that holds one shard does from its first step to its last.
+"""Member: a process that holds one shard, from its start to its last step.
 
-Owns that process's side of the connection: batches in, reports out. Never decides anything, and
-does not know who started it.
+Owns that process's side of the connection: batches in, reports out. Does not depend on how it was
+started.
 """
 
 import logging
@@ -42,7 +42,7 @@ where it is, or not survive the way."""
 
 
 class RankSpec(NamedTuple):
-    """What a rank is told before anything else."""
+    """The first message to a rank."""
 
     config: EngineConfig
     rank: int
@@ -61,7 +61,7 @@ class RankSpec(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a rank tells whoever started it."""
+    """A message from a rank to the process that started it."""
 
     stage: Literal["up", "log", "ready", "alive", "result", "failed"]
     text: str = ""
@@ -99,8 +99,8 @@ def serve(connection: Connection, spec: RankSpec, store: Store | None = None) ->
     """Run a rank until the other end closes; an error is reported, then raised.
 
     Args:
-        connection: to whoever started it.
-        spec: what it is told.
+        connection: to the process that started it.
+        spec: of this rank.
         store: the ranks' meeting place, if this rank holds it.
 
     Returns:
@@ -167,5 +167,5 @@ class _Member:
             self._messages.put(error)
 
     def _report(self, report: Report) -> None:
-        with suppress(OSError), self._is_sending:  # nobody may be left to read it
+        with suppress(OSError), self._is_sending:  # the other end may be closed
             self._connection.send(report)

@@ -1,7 +1,7 @@
 """ParallelExecutor: an engine's steps on several ranks, wherever they run.
 
-Owns what a failure of any rank means: the executor is dead, says why from then on, and leaves
-nothing behind. Never starts a rank: its children do. Never touches a device: every rank is a
+Owns what a failure of any rank means: the executor ends every rank, and raises the cause from then
+on. Never starts a rank: its subclasses do. Never touches a device: every rank is a
 process of its own, so that what waits there for a lost rank can always be ended, by ending it.
 """
 
@@ -58,7 +58,7 @@ class ParallelExecutor:
 
         Raises:
             RuntimeError: a rank failed or died; the message names it and has its traceback.
-            Exception: what a rank raised, if it is no RuntimeError: a wrong checkpoint or option.
+            Exception: of a rank, if it is not a RuntimeError: a wrong checkpoint or option.
         """
         self._failure: str | None = None
         self._patience = patience or Patience()

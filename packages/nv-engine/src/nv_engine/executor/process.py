@@ -48,7 +48,7 @@ class ProcessExecutor(ParallelExecutor):
             ValueError: the ranks do not divide the model, or there are too few cards; no process
                 was started.
             RuntimeError: a rank failed or died; the message names it and has its traceback.
-            Exception: what a rank raised, if it is no RuntimeError: a wrong checkpoint or option.
+            Exception: of a rank, if it is not a RuntimeError: a wrong checkpoint or option.
         """
         config = _with_cards(located(config))
         size = config.tensor_parallel_size
@@ -73,7 +73,7 @@ class ProcessExecutor(ParallelExecutor):
 
 
 def spawn(specs: Sequence[RankSpec]) -> RankWatch:
-    """Start a process a spec, and wait until all are up.
+    """Start one process per spec, and wait until all are up.
 
     Raises:
         RuntimeError: a process did not come up.
@@ -102,7 +102,7 @@ def spawn(specs: Sequence[RankSpec]) -> RankWatch:
 
 
 def _with_cards(config: EngineConfig) -> EngineConfig:
-    """See that each rank has a device."""
+    """Check that each rank has a device."""
     size = config.tensor_parallel_size
     devices = [choose_device(config.device, rank) for rank in range(size)]
     if devices[0].type == "cuda" and len(set(devices)) < size:

@@ -1,7 +1,7 @@
 """RayExecutor: ranks on the nodes of a Ray cluster, each an actor that holds one shard.
 
-Owns how many places there are, where, and that they are given back. Ray finds the nodes and ends
-the processes; what a rank and the executor say to each other does not go through Ray.
+Owns the room for the ranks in the cluster, and its return. Ray finds the nodes and ends the
+processes; messages between a rank and the executor do not go through Ray.
 """
 
 import secrets
@@ -68,7 +68,7 @@ class RayExecutor(ParallelExecutor):
 
 
 def _resource(device: str) -> str:
-    """What of Ray's a rank needs."""
+    """The resource that Ray counts for a rank."""
     if device == "auto":
         return "GPU" if any(_counts("GPU")) else "CPU"
     return "GPU" if device.startswith("cuda") else "CPU"
@@ -150,6 +150,6 @@ def _start_ranks(
 
 
 def _release(group: Any) -> None:  # noqa: ANN401
-    """Give the room back."""
+    """Return the room to the cluster."""
     if ray.is_initialized():
         remove_placement_group(group)

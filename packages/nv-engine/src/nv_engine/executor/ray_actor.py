@@ -25,9 +25,9 @@ from nv_engine.executor.watch import POLL_SECONDS
 
 ENDING_SECONDS = 1.0
 HANDSHAKE_SECONDS = 5
-"""For whoever connects to answer."""
+"""Time for a peer that connects to answer."""
 KEEPALIVE = {socket.TCP_KEEPIDLE: 2, socket.TCP_KEEPINTVL: 1, socket.TCP_KEEPCNT: 4}
-"""A machine that vanished without a word is noticed after 2 + 4 x 1 seconds..."""
+"""A machine that vanished is noticed after 2 + 4 x 1 seconds..."""
 UNSENT_MILLISECONDS = 6000
 """... or after this time if something was sent to it."""
 
@@ -69,13 +69,13 @@ class RankActor:
     def serve(self, spec: RankSpec) -> None:
         """Run the rank until the executor closes the connection."""
         while not self._knows_the_key(connection := self._listener.accept()):
-            connection.close()  # a stranger's
+            connection.close()  # another program's
         self._listener.close()
         _keep_alive(connection)
         serve(connection, spec, self._store)
 
     def _knows_the_key(self, connection: Connection) -> bool:
-        """True of the executor; others may say anything, or nothing."""
+        """True for the executor; any other peer fails the challenge or does not answer."""
         try:
             _limit_waits(connection, HANDSHAKE_SECONDS)
             deliver_challenge(connection, self._key)
@@ -110,15 +110,15 @@ class RayRank:
             ray.kill(self._actor)
 
     def wait(self, seconds: float) -> None:
-        """Give it time to end by itself."""
+        """Wait at most `seconds` for it to end by itself."""
         if ray.is_initialized():
             ray.wait([self._served], timeout=max(seconds, 0))
 
     def reap(self) -> None:
-        """After `kill`: Ray sees to it."""
+        """After `kill`: nothing to do, Ray removes the process."""
 
     def ending(self) -> str:
-        """What Ray knows of one that closed its connection, which may be nothing yet."""
+        """How one that closed its connection ended, as far as Ray knows yet."""
         try:
             ray.get(self._served, timeout=ENDING_SECONDS)
         except ray.exceptions.GetTimeoutError:
@@ -129,7 +129,7 @@ class RayRank:
 
 
 def _limit_waits(connection: Connection, seconds: int) -> None:
-    """Let a read that waits longer be a BlockingIOError; with 0 it waits as long as it takes."""
+    """A read that waits longer raises BlockingIOError; 0: no limit."""
     with socket.socket(fileno=os.dup(connection.fileno())) as link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 

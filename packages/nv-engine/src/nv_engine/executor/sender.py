@@ -1,4 +1,4 @@
-"""Sender: the thread that gives every rank its batches, in order of submission.
+"""Sender: the thread that sends batches to every rank, in order of submission.
 
 Owns that thread. On a thread of its own a batch always goes to all ranks, or to none: a Ctrl-C that
 hits the caller cannot leave one rank waiting in a sum for another that was never asked.
@@ -13,11 +13,11 @@ from nv_engine.batch import Batch
 
 
 class QueuedStep:
-    """Stands for a step that was queued.
+    """A step that was queued for every rank.
 
     Attributes:
         number: which step of the ranks it is, from 1; 0 until it is sent. The thread that sends
-            counts, for a Ctrl-C could come between a count and the queue.
+            counts, because a Ctrl-C could come between a count and the queue.
     """
 
     number = 0
@@ -29,7 +29,7 @@ class Sender:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         """Begin; `send` gives every rank a message."""
         self.error: BaseException | None = None
-        """What ended the thread, if an error did."""
+        """The error that ended the thread, if one did."""
         self._queue: SimpleQueue[tuple[Batch, QueuedStep] | None] = SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(
@@ -58,5 +58,5 @@ class Sender:
                 num_steps += 1
                 step.number = num_steps
                 send(pickle.dumps(batch))
-        except BaseException as error:  # the caller hears of it
+        except BaseException as error:  # the executor raises it in the caller's thread
             self.error = error

@@ -46,7 +46,7 @@ class SpawnedRank:
             theirs.close()
             self.connection.send_bytes(pickle.dumps(spec))
         except BaseException:
-            self.kill()  # nobody has this handle yet
+            self.kill()  # the caller has no handle yet
             raise
 
     @property
@@ -64,7 +64,7 @@ class SpawnedRank:
         self._process.kill()
 
     def wait(self, seconds: float) -> None:
-        """Give it time to end by itself."""
+        """Wait at most `seconds` for it to end by itself."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(seconds, 0))
 
@@ -85,13 +85,13 @@ class SpawnedRank:
 
 def main() -> None:
     """Run a rank: the arguments are its pipe's file number and its parent's process id."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         spec: RankSpec = pickle.loads(connection.recv_bytes())
         _worker = serve(connection, spec)
-    except BaseException:  # reported, if there was anybody to tell
+    except BaseException:  # reported, if the parent still reads
         os._exit(1)
     os._exit(0)  # at once: nothing here outlives the process, and taking torch down takes a second
 

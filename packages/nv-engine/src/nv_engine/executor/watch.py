@@ -1,8 +1,8 @@
 """RankWatch: the processes of an engine, as the process that started them sees them.
 
 Owns their connections: messages out, reports and signs of life in, and what a failure is called. A
-thread reads, for a Ctrl-C that hits the caller must not lose half a report. Never looks into a
-message, and does not know how a rank was started.
+thread reads, because a Ctrl-C that hits the caller must not lose half a report. Never reads a batch
+or a result; does not depend on how a rank was started.
 """
 
 import os
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 SETTLE_SECONDS = 1.0
-"""After the first sign of a failure: for the other ranks to say what they know of it."""
+"""After the first sign of a failure: time for the other ranks to report."""
 
 
 class RankHandle(Protocol):
@@ -49,7 +49,7 @@ class RankHandle(Protocol):
         ...
 
     def wait(self, seconds: float) -> None:
-        """Give it time to end by itself, once its connection is closed."""
+        """Wait at most `seconds` for it to end by itself, once its connection is closed."""
         ...
 
     def reap(self) -> None:
@@ -83,9 +83,9 @@ class RankWatch:
         self.facts: ModelFacts | None = None
         """Of the rank that answers, once it is ready."""
         self.results: dict[int, StepResult] = {}
-        """By the number of the step, from 1; whoever has read one takes it out."""
+        """By the number of the step, from 1; the reader removes it."""
         self.error: BaseException | None = None
-        """Of the failure that `failure` tells, if it could travel."""
+        """The exception of that failure, if it could be sent."""
         self._num_results = 0
         self._failure: str | None = None
         self._has_ended = False  # a rank has, or is about to
@@ -105,7 +105,7 @@ class RankWatch:
         return [rank.handle.place for rank in self._ranks]
 
     def send(self, message: bytes) -> None:
-        """Give every rank a message; waits only for a rank that reads nothing.
+        """Send every rank a message; waits only for a rank that reads nothing.
 
         Raises:
             OSError: a rank is gone.
@@ -115,7 +115,7 @@ class RankWatch:
                 rank.handle.connection.send_bytes(message)
 
     def reached(self, stage: str, timeout: float = POLL_SECONDS) -> bool:
-        """True once every rank has said that it is at `stage`; waits a moment for it.
+        """True once every rank has reported `stage`; waits a moment for it.
 
         Raises:
             RuntimeError: a rank failed or died.
@@ -126,7 +126,7 @@ class RankWatch:
         return all(rank.stage == stage for rank in self._ranks)
 
     def late(self, stage: str) -> str:
-        """Names of the ranks that have not said that they are at `stage`."""
+        """Names of the ranks that have not reported `stage`."""
         return " and ".join(self._name(rank) for rank in self._ranks if rank.stage != stage)
 
     def check(self) -> None:
@@ -135,7 +135,7 @@ class RankWatch:
             raise RuntimeError(text)
 
     def failure(self) -> str | None:
-        """What ended a rank, or None if all live; after bad news, waits a moment for the rest."""
+        """The failure that ended a rank, or None; after one, waits a moment for the other ranks."""
         if self._failure is None and self._has_ended:
             deadline = time.monotonic() + SETTLE_SECONDS
             while time.monotonic() < deadline and not all(r.is_dead for r in self._ranks):
@@ -144,12 +144,12 @@ class RankWatch:
         return self._failure
 
     def listen(self, timeout: float) -> None:
-        """Return when a rank has said something since the last call, or after `timeout` seconds."""
+        """Return when a report has come since the last call, or after `timeout` seconds."""
         self._news.wait(timeout)
         self._news.clear()
 
     def silent(self, seconds: float) -> list[str]:
-        """Ask every rank for a sign of life; names of those that have owed one for `seconds`."""
+        """Ask every rank for a sign of life; names of those without an answer for `seconds`."""
         now = time.monotonic()
         for rank in self._ranks:
             rank.asked_at = rank.asked_at or now
@@ -172,7 +172,7 @@ class RankWatch:
         writable.register(rank.handle.connection.fileno(), select.POLLOUT)
         if any(event & select.POLLOUT for _, event in writable.poll(0)):
             rank.is_asked = True
-            with suppress(OSError):  # it is gone, and `failure` will say so
+            with suppress(OSError):  # it is gone, which `failure` reports
                 rank.handle.connection.send_bytes(PING)
 
     def _read(self) -> None:
@@ -210,7 +210,7 @@ class RankWatch:
             rank.stage = report.stage
 
     def _cause(self) -> str:
-        """The first failure: a rank that died without a word, else the earliest traceback."""
+        """The first failure: a rank that died without a report, else the earliest traceback."""
         ended = [rank for rank in self._ranks if rank.is_dead or rank.failed]
         first = min(ended, key=lambda rank: rank.failed.time if rank.failed else 0)
         if first.failed:
@@ -222,7 +222,7 @@ class RankWatch:
         return f"rank {rank.handle.number} of {self.size} ({rank.handle.place})"
 
     def kill(self) -> None:
-        """Let no rank do anything more; a `send` that waits in a thread gets its OSError."""
+        """End every rank now; a `send` that waits in a thread raises OSError."""
         for rank in self._ranks:
             rank.handle.kill()
 

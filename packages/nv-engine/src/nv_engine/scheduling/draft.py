@@ -1,4 +1,4 @@
-"""Draft: a batch in the making, and Flight: a batch that is on its way.
+"""Draft: a batch that is being filled, and Flight: a batch in flight.
 
 Own the lists of one step. Never decide what goes into them.
 """
@@ -16,9 +16,9 @@ class Flight(NamedTuple):
     step: int
     batch: Batch
     rows: list[Sequence]
-    """Whose chunks sample, in the order of the result."""
+    """Sequences whose chunks sample, in the order of the result."""
     partial: list[tuple[Sequence, int]]
-    """Whose chunks do not, and where they end."""
+    """Sequences whose chunks do not sample, and where these end."""
     num_decodes: int
     """Chunks whose token the device has."""
     num_prefill_tokens: int
@@ -26,7 +26,7 @@ class Flight(NamedTuple):
 
 
 class Draft:
-    """What one step will compute; filled by the scheduler, sealed once."""
+    """The work of one step; filled by the scheduler, sealed once."""
 
     __slots__ = (
         "admissions",
@@ -53,7 +53,7 @@ class Draft:
         self.budget = budget  # tokens left in the step
         self.num_decodes = 0
         self.num_prefill_tokens = 0
-        self.is_short = False  # of blocks: nobody is admitted
+        self.is_short = False  # of blocks: no sequence is admitted
         self.held: list[Sequence] = []  # not scheduled, so that they can be preempted soon
         self.prefills: list[Sequence] = []  # running, with known tokens to compute
         self.chunks: list[Chunk] = []
@@ -88,7 +88,7 @@ class Draft:
         self.held.append(sequence)
 
     def mask(self, sequence: Sequence) -> None:
-        """Send what a sequence's grammar lets it draw; if that fails, what it draws is not read."""
+        """Add the mask of a sequence's grammar; if that fails, its draw is not used."""
         mask = sequence.mask()
         if mask is not None:
             self.masks.append(mask)
@@ -111,7 +111,7 @@ class Draft:
         self.num_prefill_tokens += end - start
 
     def seal(self) -> Flight:
-        """The finished batch with those who wait for its result."""
+        """The finished batch with the sequences that wait for its result."""
         batch = Batch(
             tuple(self.chunks),
             tuple(self.admissions),

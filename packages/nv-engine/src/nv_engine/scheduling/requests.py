@@ -1,6 +1,6 @@
 """Requests: the sequences that have not ended, by request and index.
 
-Owns who is unfinished and who belongs together. Never decides when anybody runs.
+Owns which sequences are unfinished and which belong together. Never decides when one runs.
 """
 
 from nv_engine.scheduling.sequence import Sequence
@@ -37,7 +37,7 @@ class Requests:
         return list(siblings.values())
 
     def all(self) -> list[Sequence]:
-        """Everybody."""
+        """All of them."""
         return [sequence for siblings in self._by_id.values() for sequence in siblings.values()]
 
     def is_first(self, sequence: Sequence) -> bool:

@@ -20,7 +20,7 @@ class RunningSequences:
         self.blocks = blocks
         self.by_slot: dict[int, Sequence] = {}  # the oldest admission first
         self._free_slots = list(range(num_slots - 1, -1, -1))
-        self._refused: Sequence | None = None  # did not fit, and nothing came back since
+        self._refused: Sequence | None = None  # did not fit, and no block was freed since
 
     @property
     def has_slot(self) -> bool:
@@ -28,9 +28,9 @@ class RunningSequences:
         return bool(self._free_slots)
 
     def place(self, sequence: Sequence, draft: Draft, sibling: Sequence | None = None) -> bool:
-        """Give a sequence blocks for all its known tokens, and a free slot.
+        """Allocate blocks for all known tokens of a sequence, and a free slot.
 
-        A sequence that is alone always fits: the scheduler's limits see to that.
+        A sequence that is alone always fits: its length limit is at most the pool's.
 
         Args:
             sequence: one that waits.
@@ -61,29 +61,29 @@ class RunningSequences:
         return True
 
     def _find(self, sequence: Sequence, sibling: Sequence | None) -> BlockTable:
-        """What is computed already of a sequence: its sibling's prompt, or what is cached."""
+        """A table of the tokens computed already: a sibling's prompt, or cached blocks."""
         if sibling is not None:
             table = self.blocks.fork(sibling.table, sequence.prompt_len - 1)
             if table is not None:
                 return table
-        # What is cached is not computed, and so says nothing of the prompt's probabilities.
+        # Cached tokens are not computed, so they give no prompt log-probabilities.
         known = () if sequence.prompt_logprobs is not None else sequence.token_ids
         return self.blocks.match(known, chain=sequence.chain)
 
     def _fill(self, table: BlockTable, num_tokens: int) -> bool:
-        """Give a new table whole blocks for its tokens, or return False."""
+        """Allocate whole blocks for a new table's tokens, or return False."""
         size, has_copies = self.blocks.block_size, bool(table.copies)
         num_missing = -(-num_tokens // size) * size - table.num_tokens
         if self.blocks.extend(table, num_missing):
             return True
-        # The pinned source of a partial hit may be the one block that lacks. It can be let go
+        # The pinned source of a partial hit may be the one block that is missing. It can be let go
         # before the copy: extend then takes every free block, so no later copy of this batch can
         # have the source as its destination.
         self.blocks.copied(table)
         return has_copies and self.blocks.extend(table, num_missing)
 
     def reserve(self, sequence: Sequence, end: int, draft: Draft) -> bool:
-        """Give a running sequence whole blocks up to token `end`.
+        """Allocate whole blocks up to token `end` of a running sequence.
 
         Returns:
             False, with nothing changed, if there are too few.
@@ -98,7 +98,7 @@ class RunningSequences:
         return True
 
     def note(self, result: StepResult) -> None:
-        """Give the sequences what a step's result says besides the tokens."""
+        """Hand a step's log-probabilities and failures to the sequences."""
         for slot, tokens in (result.logprobs or {}).items():
             self.by_slot[slot].keep_logprobs(tokens)
         for slot, tokens in (result.prompt_logprobs or {}).items():
@@ -141,11 +141,11 @@ class RunningSequences:
 
 
 def admission(sequence: Sequence) -> Admission:
-    """What the device must know of a sequence that has a slot."""
+    """The message that puts a sequence into its slot on the device."""
     params = sequence.params
     wants_prompt = sequence.prompt_logprobs is not None
     num_logprobs = params.prompt_logprobs if wants_prompt else None
     if sequence.matcher is not None and params.min_tokens:
-        params = replace(params, min_tokens=0)  # its masks see to that
+        params = replace(params, min_tokens=0)  # its masks forbid the stop tokens
     known = tuple(sequence.token_ids)
     return Admission(sequence.slot, params, sequence.seed, sequence.prompt_len, known, num_logprobs)

@@ -1,7 +1,7 @@
 """WaitingQueue: the sequences that wait for a slot, in the order of admission.
 
-Owns that order, and those held until a sibling has computed their common prompt. Never admits
-anybody.
+Owns that order, and the sequences held until a sibling has computed their common prompt. Never
+admits one.
 """
 
 from heapq import heapify, heappop, heappush
@@ -29,14 +29,14 @@ class WaitingQueue:
         return len(self._counted) + sum(map(len, self._held.values()))
 
     def add(self, sequence: Sequence, *, has_leader: bool) -> None:
-        """Let a sequence wait for a slot; one that never ran, for its sibling's prompt before."""
+        """Queue a sequence for a slot; one that never ran waits for its sibling's prompt first."""
         if has_leader and sequence.num_cached_tokens < 0:
             self._held.setdefault(sequence.request_id, []).append(sequence)
         else:
             self.push(sequence)
 
     def push(self, sequence: Sequence) -> None:
-        """Let a sequence wait for a slot."""
+        """Queue a sequence for a slot."""
         is_new = sequence.num_cached_tokens < 0
         entry = (is_new, self._policy(sequence), sequence.number, sequence)
         self._counted[sequence] = num_tokens = len(sequence.token_ids)
@@ -58,7 +58,7 @@ class WaitingQueue:
         self.release(sequence.request_id)
 
     def first(self) -> Sequence | None:
-        """The next to admit, which stays in the queue; None if nobody waits."""
+        """The next to admit, which stays in the queue; None if the queue is empty."""
         while self._heap and self._heap[0][-1].finish_reason is not None:
             self.pop()
         return self._heap[0][-1] if self._heap else None
@@ -76,7 +76,7 @@ class WaitingQueue:
             self._heap = kept
 
     def clear(self) -> None:
-        """Forget everybody."""
+        """Forget all sequences."""
         self._heap.clear()
         self._counted.clear()
         self._held.clear()
