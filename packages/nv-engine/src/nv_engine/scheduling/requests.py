@@ -25,8 +25,9 @@ class Requests:
     def remove(self, sequence: Sequence) -> None:
         """Forget one that has ended, and its request with the last."""
         siblings = self._by_id[sequence.request_id]
-        del siblings[sequence.index]
-        if not siblings:
+        if len(siblings) > 1:  # one statement each: an exception between two would leave no sibling
+            del siblings[sequence.index]
+        else:
             del self._by_id[sequence.request_id]
 
     def of(self, request_id: int, index: int | None = None) -> list[Sequence]:
