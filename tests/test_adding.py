@@ -74,13 +74,14 @@ metadata = nk.AttentionMetadata(  # two decode rows, the second empty, and a chu
     max_query_len=5, max_context_len=33, num_decodes=2,
 )
 q = torch.randn(7, 4, 32)
-got = backend.attend(q, kv, metadata, backend.plan(metadata), 0.2)
-torch.testing.assert_close(got, nk.reference.attention(q, kv, metadata, 0.2))
+spec = nk.AttentionSpec(0.2)
+got = backend.attend(q, kv, metadata, backend.plan(metadata), spec)
+torch.testing.assert_close(got, nk.reference.attention(q, kv, metadata, spec))
 print(backend.name, EngineConfig(model="demo", attention_backend="loop").attention_backend)
 """
 EXECUTOR = """
 import json, pathlib, sys
-from nv_engine import Engine, EngineConfig, SamplingParams
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 config = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
@@ -95,7 +96,8 @@ for name in (None, "thread"):
         model=str(folder), load_format="dummy", device="cpu", max_num_seqs=2,
         distributed_executor_backend=name,
     ))
-    engine.add([11, 7, 300, 5], SamplingParams(temperature=0, max_tokens=6, ignore_eos=True))
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    engine.add(EngineRequest([11, 7, 300, 5], params))
     token_ids = []
     while engine.has_unfinished:
         for update in engine.step().updates:
