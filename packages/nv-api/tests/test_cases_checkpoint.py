@@ -201,11 +201,11 @@ def test_fp32_greedy_is_transformers(shaped):
 def test_bf16_greedy_is_transformers_up_to_rounding(shaped):
     """N45: a token is transformers' next one, or no further behind than its own errors reach.
 
-    Rounding order depends on the processor. With logits rounded to bf16 too, over three seeds of these
-    checkpoints 3,837 of 3,840 tokens are the likeliest on a processor with AMX and 3 are one step
-    behind; with AVX2 3,816, and 5 are two or three behind. There transformers' two attentions
-    differ more (3,804 and 9), and by the same weights in fp32 53 of our tokens are not the
-    likeliest, and 55 of its.
+    Rounding order depends on the processor. While our logits were rounded to bf16 too, over three
+    seeds of these checkpoints 3,837 of 3,840 tokens were the likeliest on a processor with AMX and
+    3 one step behind; with AVX2 3,816, and 5 two or three behind. There transformers' two
+    attentions differ more (3,804 and 9), and by the same weights in fp32 53 of our tokens are not
+    the likeliest, and 55 of its.
     """
     model = transformers_model(shaped, torch.bfloat16)
     alone = complete(shaped, dtype="bfloat16", max_num_seqs=1)

@@ -64,7 +64,7 @@ def test_b10_a_folder_that_others_can_write_is_not_trusted(tmp_path, mode):
     (tmp_path / "home").touch()
     private(tmp_path).mkdir()
     private(tmp_path).chmod(mode)
-    with pytest.raises(OSError, match="set XDG_CACHE_HOME to a folder that it can"):
+    with pytest.raises(OSError, match="set XDG_CACHE_HOME to a folder that can"):
         cache_path("gguf", "a")
 
 
