@@ -155,7 +155,7 @@ class ScriptedEngine:
             if run.request_id != request_id or index not in (None, run.index)
         ]
 
-    advance = step  # whoever reads the updates takes them off the list
+    advance = step  # the caller takes the updates off the list
 
     def check_usable(self):
         """It is."""

@@ -1,4 +1,4 @@
-"""Structured outputs of a random model: each is what was asked for, whoever runs beside it."""
+"""Structured outputs of a random model: each has the form that was requested, in any company."""
 
 import json
 import re

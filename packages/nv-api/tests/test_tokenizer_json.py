@@ -190,7 +190,7 @@ def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
         ("", "tokenizer.json is empty"),
         (
             "version https://git-lfs.github.com/spec/v1\noid",
-            "is a Git LFS pointer .*`git lfs pull`",
+            "is a Git LFS pointer.*`git lfs pull`",
         ),
         (json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}), "has no tokens"),
         ('{"model": {', "are not a tokenizer .*EOF while parsing"),

@@ -65,7 +65,7 @@ def test_a_slot_forgets_the_sequence_before():
         rows.step(random_logits(len(names), step))
 
 
-def test_plain_rows_ask_for_nothing_whoever_else_is_there():
+def test_plain_rows_ask_for_nothing_in_any_company():
     rows = Rows(["plain", "penalties"])
     assert rows.inputs()[2].controls == ControlFlags(penalties=True)
     rows.rows = rows.rows[:1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from nv_engine.grammar import shortened, shown
+from nv_engine.values import MAX_SHOWN, shown
 
 from nv_api.gbnf import is_gbnf, to_lark
 
@@ -210,15 +210,15 @@ def _reason(matcher: "LLMatcher") -> str:
         if part in error:
             return reason
     if keys := _UNKNOWN_KEYS.search(error):
-        return shortened(f"it uses {keys[1]}, which llguidance does not support: leave it out")
+        return _shortened(f"it uses {keys[1]}, which llguidance does not support: leave it out")
     if name := _UNKNOWN_FORMAT.search(error):
-        return shortened(
+        return _shortened(
             f"it has the format {name[1]!r}, which llguidance does not support: give a pattern"
         )
     _, _, of_regex = error.partition("\nerror: ")
     line = (of_regex or error).strip().splitlines()[0]
     line = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", line)
-    return shortened(line)
+    return _shortened(line)
 
 
 @dataclass(frozen=True)
@@ -329,3 +329,9 @@ class GrammarMatcher:
         """Go back to the beginning."""
         self._matcher = self._grammar.start.deep_copy()
         self._fault = None
+
+
+def _shortened(text: str) -> str:
+    """A library's text on one line, cut after MAX_SHOWN characters; also a single word is cut."""
+    line = " ".join(text[: 4 * MAX_SHOWN].split())
+    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 2]} …"

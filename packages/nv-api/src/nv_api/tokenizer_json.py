@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nv_models.pointer import refuse_pointer
 from tokenizers import AddedToken, Tokenizer
 
 from nv_api.chat_templates import template_of
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 JSON = "tokenizer.json"
-POINTER = b"version https://git-lfs"
 
 
 def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
@@ -60,12 +60,9 @@ def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
 
 def _read(file: Path) -> Tokenizer:
     """The tokenizers library's tokenizer, without truncation and padding."""
-    with file.open("rb") as stream:
-        start = stream.read(len(POINTER))
-    if not start:
+    if not file.stat().st_size:
         raise ValueError(f"{file} is empty")
-    if start == POINTER:
-        raise ValueError(f"{file} is a Git LFS pointer in place of the file: run `git lfs pull`")
+    refuse_pointer(file)
     words = Tokenizer.from_file(str(file))
     if not words.get_vocab_size():
         raise ValueError(f"{file} has no tokens")

@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from nv_engine.values import shown
+
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 MAX_BYTES = {"json": 1 << 18, "regex": 1 << 18, "choice": 1 << 20, "grammar": 1 << 16}
 """Most UTF-8 bytes of each kind; of choices, all together. A larger one could compile for long."""
 MAX_DEPTH = 100
 """Most brackets that may be open at one point of a JSON schema."""
-MAX_SHOWN = 300
-"""Characters of a value that an error shows."""
 _JSON_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 
@@ -96,21 +96,6 @@ class StructuredOutputsParams:
         """The requested form, as texts."""
         (kind,) = self._given
         return GrammarSource(kind, self._text(kind), self.disable_any_whitespace)
-
-
-def shown(value: object) -> str:
-    """A value as an error shows it: its beginning."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return f"a {type(value).__name__} nested too deep to show"
-    return shortened(text)
-
-
-def shortened(text: str) -> str:
-    """A text on one line, cut after MAX_SHOWN characters; also a single word is cut."""
-    line = " ".join(text[: 4 * MAX_SHOWN].split())
-    return line if len(line) <= MAX_SHOWN else f"{line[: MAX_SHOWN - 2]} …"
 
 
 def _check_size(kind: str, text: str) -> None:

@@ -113,7 +113,6 @@ def _check_some_allowed(params: SamplingParams, facts: ModelFacts) -> None:
     if params.min_tokens:
         forbidden.update(facts.eos_token_ids, params.stop_token_ids or ())
     num_ids = facts.vocab_size if facts.num_ids is None else facts.num_ids
-    num_ids = facts.vocab_size if facts.num_ids is None else facts.num_ids
     if params.allowed_token_ids is None and len(forbidden) >= num_ids:
         drawn = [token for token, bias in (params.logit_bias or {}).items() if bias > 0]
         if forbidden.issuperset((*range(num_ids), *drawn)):

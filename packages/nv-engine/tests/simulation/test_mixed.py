@@ -72,7 +72,7 @@ def test_a_small_budget_still_bounds_a_step(simulation):
     assert sim.step().num_prefill_tokens == 9
 
 
-def test_what_waits_is_counted_whoever_leaves(simulation):
+def test_waiting_tokens_are_counted_when_a_request_leaves(simulation):
     sim = simulation(max_num_seqs=1, max_in_flight=0, mixed=MIXED)
     for length in (5, 7, 11, 13):
         sim.add(prompt_of(length), greedy(30))

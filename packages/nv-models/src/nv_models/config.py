@@ -34,7 +34,7 @@ NARROW = re.compile(r"(torch\.)?(float|u?int)[48](_.*)?")
 class GenerationDefaults:
     """Sampling values that generation_config.json recommends; None where it says nothing.
 
-    They are numbers; whoever samples knows their ranges.
+    They are numbers; the sampling parameters check their ranges.
     """
 
     temperature: float | None = None

@@ -18,7 +18,7 @@ NUMBERS = re.compile(
     r"(rope|rotary|mup|scale|logits?_scal).*|(?!init).*(multiplier|softcap|_scaling|_scale).*"
     r"|(attn|attention|query)_.*scal.*"
 )
-"""Names of keys that may change the numbers, whoever invented them; 1 changes nothing."""
+"""Names of keys, known or not, that may change the numbers; the value 1 changes nothing."""
 ACTIVATIONS = {
     "activation_function",
     "hidden_activation",
