@@ -106,7 +106,7 @@ class RequestOutput(dict[str, Any]):
     `output.outputs[0].text`.
 
     Args:
-        request_id: the id that `add_request` returned.
+        request_id: the id that `add_request` returned, or that the user gave (`AsyncLLM`).
         prompt: the prompt's text; None where token ids were given.
         prompt_token_ids: the prompt's tokens.
         outputs: one `CompletionOutput` per completion, in order of index.
@@ -128,7 +128,7 @@ class RequestOutput(dict[str, Any]):
     def __init__(
         self,
         *,
-        request_id: int,
+        request_id: int | str,
         prompt: str | None,
         prompt_token_ids: list[int],
         outputs: list[CompletionOutput],

@@ -71,10 +71,14 @@ class Request:
             if not completion.finished:
                 completion.abort()
 
-    def output(self) -> RequestOutput:
-        """The request as users see it: a snapshot, final once the request has finished."""
+    def output(self, name: str | int | None = None) -> RequestOutput:
+        """The request as users see it: a snapshot, final once the request has finished.
+
+        Args:
+            name: the id that the user gave it; None: the engine's.
+        """
         return RequestOutput(
-            request_id=self.request_id,
+            request_id=self.request_id if name is None else name,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
             outputs=[completion.output() for completion in self.completions],
