@@ -90,11 +90,14 @@ class RequestMetrics:
 
     Attributes:
         arrival_time: the request was added.
+        first_scheduled_time: the engine first placed one of its completions on the device; None
+            until the first token, or its end, is known.
         first_token_time: its first token reached the host; None before.
         finished_time: its last completion ended; None before.
     """
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
 

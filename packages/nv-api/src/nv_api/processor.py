@@ -85,7 +85,10 @@ class Processor:
             for prompt, own in zip(prompts, frozen, strict=True):
                 if id(own) not in made:
                     made[id(own)] = self._lower(own), self._grammar(own)
-                requested.append(EngineRequest(prompt.token_ids, *made[id(own)]))
+                lowered, grammar = made[id(own)]
+                requested.append(
+                    EngineRequest(prompt.token_ids, lowered, grammar, cache_salt=prompt.cache_salt)
+                )
         ids = self._engine.add_list(requested, plain=True)
         try:
             requests = list(map(self._request, ids, prompts, frozen))
