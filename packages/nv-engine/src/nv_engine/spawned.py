@@ -1,8 +1,10 @@
 """A spawned process: a child of this one that runs a function of ours.
 
-Owns its start, as both sides see it, and its end. Never reads or writes what the two share.
+Owns its start, as both sides see it, and its end. Never reads or writes what the two share. It is
+also the program that the child runs, so it imports nothing but the standard library.
 """
 
+import importlib
 import os
 import signal
 import subprocess
@@ -25,7 +27,8 @@ class SpawnedProcess:
     `if __name__ == "__main__"`.
 
     Args:
-        entry: the program, whose first statement calls `begin`.
+        entry: "module:function", called with `shared`. Until it is imported, which may take
+            seconds, the process already watches its parent.
         shared: the file number that it inherits, as that of a pipe or a socket.
         environment: variables that it gets beside this process's own.
     """
@@ -35,7 +38,7 @@ class SpawnedProcess:
     ) -> None:
         path = os.pathsep.join(each or os.getcwd() for each in sys.path)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", entry, str(shared), str(os.getpid())],
+            [sys.executable, "-P", __file__, entry, str(shared), str(os.getpid())],
             env={**os.environ, "PYTHONPATH": path, **(environment or {})},
             stdin=subprocess.DEVNULL,
             pass_fds=[shared],
@@ -71,16 +74,16 @@ class SpawnedProcess:
         return f"exit code {code}"
 
 
-def begin() -> int:
-    """Begin a spawned process; returns the number of the file that it shares with its parent.
+def main(entry: str, shared: int, parent: int) -> None:
+    """Run a spawned process.
 
-    From here on it ignores Ctrl-C, which the parent handles, and ends when the parent is gone,
-    whatever it waits for.
+    It ignores Ctrl-C, which the parent handles, and ends when the parent is gone, whatever it waits
+    for.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    shared, parent = int(sys.argv[1]), int(sys.argv[2])
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    return shared
+    module, _, name = entry.partition(":")
+    getattr(importlib.import_module(module), name)(shared)
 
 
 def _end_with(parent: int) -> None:
@@ -88,3 +91,7 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_SECONDS)
     os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

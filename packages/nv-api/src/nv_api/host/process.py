@@ -8,7 +8,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from nv_engine.spawned import SpawnedProcess, begin
+from nv_engine.spawned import SpawnedProcess
 
 from nv_api.host.frames import Failed, Log, Ready, Start
 from nv_api.host.wire import Wire
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nv_engine import Engine, EngineConfig
     from transformers import PreTrainedTokenizerBase
 
-ENTRY = "from nv_api.host.process import main; main()"
+ENTRY = "nv_api.host.process:main"
 SEND_SECONDS = 5.0
 
 
@@ -34,9 +34,9 @@ class HostProcess(SpawnedProcess):
             theirs.close()
 
 
-def main() -> None:
-    """Run a host in a process of its own."""
-    wire = Wire(socket.socket(fileno=begin()))
+def main(end: int) -> None:
+    """Run a host in a process of its own; `end` is the file number of its socket."""
+    wire = Wire(socket.socket(fileno=end))
     from nv_engine import Engine  # noqa: PLC0415  # imports torch: seconds
     from nv_engine.log import forward  # noqa: PLC0415
 

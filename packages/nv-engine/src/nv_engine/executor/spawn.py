@@ -9,9 +9,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
 from nv_engine.executor.member import RankSpec, serve
-from nv_engine.spawned import SpawnedProcess, begin
+from nv_engine.spawned import SpawnedProcess
 
-ENTRY = "from nv_engine.executor.spawn import main; main()"
+ENTRY = "nv_engine.executor.spawn:main"
 
 
 class SpawnedRank(SpawnedProcess):
@@ -35,9 +35,9 @@ class SpawnedRank(SpawnedProcess):
         return f"process {self.process_id}"
 
 
-def main() -> None:
-    """Run a rank: the arguments are its pipe's file number and its parent's process id."""
-    connection = Connection(begin())
+def main(pipe: int) -> None:
+    """Run a rank whose pipe has this file number."""
+    connection = Connection(pipe)
     try:
         spec: RankSpec = pickle.loads(connection.recv_bytes())
         _worker = serve(connection, spec)
