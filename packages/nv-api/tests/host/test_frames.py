@@ -63,7 +63,7 @@ def test_a_step_travels_with_its_log_probabilities():
         def __getitem__(self, index):
             return list(self)[index]
 
-    update = SequenceUpdate(1, 0, (5,), "stop", None, 16, logprobs=View())
+    update = SequenceUpdate(1, 0, (5,), "stop", None, 16, 1.5, logprobs=View())
     found = FROM_HOST.decode(packed(Step([update], 3, 1))[4:])
     assert found.updates[0].logprobs == [TokenLogprobs([5, 6], [-0.5, -1.0], 1)]
     assert found.updates[0].token_ids == (5,)
