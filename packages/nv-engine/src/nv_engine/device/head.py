@@ -16,7 +16,7 @@ from nv_engine.batch import Batch, StepResult
 from nv_engine.device.inputs import Layout, StepInputs
 
 Outputs: TypeAlias = tuple[Tensor, ...]
-"""What a head's device work returns in each step. Number and shapes follow from the layout of the
+"""Results of a head's device work in one step. Number and shapes follow from the layout of the
 step and the key of the work."""
 
 
@@ -33,7 +33,7 @@ class HeadResult(Protocol):
 
 
 class HeadWork(Protocol):
-    """What a head does in the steps of one batch."""
+    """The part of a head in the steps of one batch."""
 
     @property
     def key(self) -> Hashable:
