@@ -6,6 +6,7 @@ import torch
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import controls_of, sample
+from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams
 from nv_kernels import FROM_SLOT, shape_logits, step_rows
@@ -85,7 +86,8 @@ class Rows:
         rng = random.Random(seed)
         slots = rng.sample(range(16), len(names))
         self.device = torch.device(device)
-        self.slots = Slots(16, 4, vocab_size, EOS, self.device)
+        self.slots = Slots(16, 4, self.device)
+        self.tables = SamplingTables(self.slots.tables, vocab_size, EOS)
         self.rows = []
         for name, slot in zip(names, slots, strict=True):
             prompt = [rng.randrange(3, 12) for _ in range(6)]
@@ -98,17 +100,17 @@ class Rows:
             Admission(slot, params, 0, len(prompt), (*prompt, *drawn))
             for slot, params, prompt, drawn in rows
         )
-        return self.slots.update(Batch((), admissions))
+        return self.tables.update(Batch((), admissions))
 
     def inputs(self):
         chunks = [Chunk(s, len(p) + len(d) - 1, 1, (), True) for s, _, p, d in self.rows]
         slots_R = torch.tensor([chunk.slot for chunk in chunks], device=self.device)
         lengths_R = torch.tensor([chunk.start + 1 for chunk in chunks], device=self.device)
-        return slots_R, lengths_R, self.slots.flags(chunks, 1)
+        return slots_R, lengths_R, self.tables.flags(chunks)
 
     def shaped(self, logits_RV):
         slots_R, lengths_R, flags = self.inputs()
-        return shape_logits(logits_RV, controls_of(self.slots, slots_R, lengths_R, flags))
+        return shape_logits(logits_RV, controls_of(self.tables, slots_R, lengths_R, flags))
 
     def check(self, logits_RV):
         shaped_RV = self.shaped(logits_RV)
@@ -124,10 +126,9 @@ class Rows:
         slots_R, lengths_R, flags = self.inputs()
         raw_RV = logits_RV.clone()
         ring = ResultRing(1, len(self.rows), self.device)
-        tables = self.slots.tables
-        tables.computed[slots_R] = lengths_R.int() - 1
+        self.slots.tables.computed[slots_R] = lengths_R.int() - 1
         rows = decoding_rows(self.slots, slots_R, block_size=256)
-        sample(logits_RV, self.slots, slots_R, flags.sampling(rows), flags, ring=ring)
+        sample(logits_RV, self.tables, slots_R, flags.sampling(rows), flags, ring=ring)
         assert torch.equal(logits_RV, raw_RV)  # logprobs come from these
         (ids_R,) = ring.expect(1)
         if self.device.type == "cuda":

@@ -8,6 +8,7 @@ from control_cases import EOS, PARAMS, VOCAB, WORDS, Rows, params_of, random_log
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.control_tables import SlotTable
 from nv_engine.device.controls import ControlFlags
+from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.params import SamplingParams
@@ -113,28 +114,29 @@ def test_slots_without_a_row_read_the_neutral_one_however_a_table_grew(first):
 def test_tables_take_what_the_docs_say():
     """4 bytes a token of the vocabulary and a slot for penalties, 1 for allowed tokens."""
     num_slots, vocab_size = 40, 5000
-    slots = Slots(num_slots, 4, vocab_size, EOS, CPU, num_ids=4000)
+    rows = Slots(num_slots, 4, CPU).tables
+    tables = SamplingTables(rows, vocab_size, EOS, num_ids=4000)
     wanted = {"allowed_token_ids": [4500], "frequency_penalty": 1.0, "logit_bias": {3: 1.0}}
     wanted["structured_outputs"] = StructuredOutputsParams(regex="a")
-    before = slots.controls.num_bytes
+    before = tables.controls.num_bytes
     row = 5 * vocab_size + 4 * -(-vocab_size // 32) + 3 * 4 + 8 + 4 + 1
     # a mask, penalties, a bias, and that an id is past the tokenizer's
     most = (num_slots + 1) * row
     for slot in range(num_slots):
-        slots.update(Batch((), (Admission(slot, SamplingParams(**wanted), 0, 1, (3,)),)))
-        assert before < slots.controls.num_bytes <= most
-    assert slots.controls.num_bytes == most
+        tables.update(Batch((), (Admission(slot, SamplingParams(**wanted), 0, 1, (3,)),)))
+        assert before < tables.controls.num_bytes <= most
+    assert tables.controls.num_bytes == most
 
 
 def test_flags_round_logprobs_up_so_that_few_graphs_are_captured():
-    slots = Slots(4, 4, VOCAB, EOS, CPU)
+    tables = SamplingTables(Slots(4, 4, CPU).tables, VOCAB, EOS)
     asked = (None, 0, 5, -1)
     for slot, num in enumerate(asked):
         params = SamplingParams(logprobs=num)
-        slots.update(Batch((), (Admission(slot, params, 0, 1, (3,)),)))
+        tables.update(Batch((), (Admission(slot, params, 0, 1, (3,)),)))
     chunks = [Chunk(slot, 0, 1, (3,), True) for slot in range(4)]
     found = [
-        slots.flags(chunks[first:last], 1).num_logprobs
+        tables.flags(chunks[first:last]).num_logprobs
         for first, last in [(0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (0, 4)]
     ]
     assert found == [None, 0, 0, 8, 8, VOCAB]

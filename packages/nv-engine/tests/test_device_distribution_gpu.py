@@ -1,6 +1,6 @@
 """What the card draws is distributed as the parameters say: chi-square tests on fixed seeds.
 
-Marked gpu. Draws go through the engine's sampler: slots, flags, `nk.sample`. The truth is computed
+Marked gpu. Draws go through the engine's sampler: tables, flags, `nk.sample`. The truth is computed
 in float64 from the same logits by definitions of a few lines. Each case also names neighbours of
 its parameters, and the test has the power to tell them apart: the same draws are no sample of
 theirs.
@@ -12,6 +12,7 @@ from control_cases import decoding_rows
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.sampler import sample
+from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams
 
@@ -64,18 +65,19 @@ def some_logits(vocab_size, dtype=torch.float32):
 
 def draw(logits_V, fields):
     """Counts [V] of many draws: a sequence a seed, position after position."""
-    slots = Slots(NUM_ROWS, 4, len(logits_V), (1,), torch.device(DEVICE))
+    slots = Slots(NUM_ROWS, 4, torch.device(DEVICE))
+    tables = SamplingTables(slots.tables, len(logits_V), (1,))
     params = SamplingParams(**fields)
     admissions = (Admission(slot, params, slot * 7919 + 3, 1, (5,)) for slot in range(NUM_ROWS))
-    slots.update(Batch((), tuple(admissions)))
+    tables.update(Batch((), tuple(admissions)))
     slots_R = torch.arange(NUM_ROWS, device=DEVICE)
     chunks = [Chunk(slot, 0, 1, (), True) for slot in range(NUM_ROWS)]
-    flags = slots.flags(chunks, 1)
+    flags = tables.flags(chunks)
     logits_RV = logits_V.to(DEVICE).repeat(NUM_ROWS, 1)
     ring = ResultRing(NUM_STEPS, NUM_ROWS, torch.device(DEVICE))
     for _ in range(NUM_STEPS):
         rows = decoding_rows(slots, slots_R, block_size=32)  # 4 blocks hold them all
-        sample(logits_RV, slots, slots_R, flags.sampling(rows), flags, ring=ring)
+        sample(logits_RV, tables, slots_R, flags.sampling(rows), flags, ring=ring)
     entries = ring.expect(NUM_STEPS)
     if DEVICE == "cuda":
         torch.cuda.synchronize()

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from nv_engine.config import EngineConfig
-from nv_engine.device import runner
+from nv_engine.device import draw_head
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
 from nv_engine.request import EngineRequest
@@ -223,7 +223,7 @@ def test_tokens_are_read_where_they_are_after_a_step_that_failed_late(
         raise RuntimeError("too little memory for log-probabilities")
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "prompt_logprobs", fail)
+        patched.setattr(draw_head, "prompt_logprobs", fail)
         engine.add(EngineRequest(PROMPTS[0], SamplingParams(prompt_logprobs=1)))
         reasons = [update.finish_reason for update in engine.step().updates]
     assert reasons == ["error"]

@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from nv_engine.batch import Admission, Batch, TokenMask
+from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.params import SamplingParams
@@ -27,10 +28,10 @@ def asked(slot):
     return admission(slot, structured_outputs=StructuredOutputsParams(regex="a"))
 
 
-def allowed(slots, *rows):
+def allowed(tables, *rows):
     """Tokens that the masks leave in each row."""
     logits_RV = torch.zeros(len(rows), VOCAB)
-    allow_bits(logits_RV, slots.controls.masks.rows(torch.tensor(rows)))
+    allow_bits(logits_RV, tables.controls.masks.rows(torch.tensor(rows)))
     return [row.nonzero().flatten().tolist() for row in logits_RV.isfinite()]
 
 
@@ -45,17 +46,18 @@ def test_every_bit_is_its_token():
 
 
 def test_masks_are_kept_by_slot_and_leave_others_alone():
-    slots, everything = Slots(20, 4, VOCAB, (1, 2), CPU), [*range(VOCAB)]
-    assert not slots.controls.in_use
-    assert slots.update(Batch((), (asked(2), admission(1))))  # a table of masks came to be
-    slots.update(Batch((), masks=(TokenMask(2, bits(0, 31, 32, 49)),)))
-    assert allowed(slots, 0, 1, 2, 20) == [everything, everything, [0, 31, 32, 49], everything]
-    assert slots.update(Batch((), (asked(12),), masks=(TokenMask(12, bits(7)),)))  # it grew
-    assert allowed(slots, 2, 12, 19) == [[0, 31, 32, 49], [7], everything]
-    slots.update(Batch((), (admission(2),)))  # the slot is somebody else's
-    assert allowed(slots, 2, 12) == [everything, [7]]
-    assert not any(slots.controls.flags([2, 3]))
-    assert slots.controls.flags([2, 12]).grammar
+    tables = SamplingTables(Slots(20, 4, CPU).tables, VOCAB, (1, 2))
+    everything = [*range(VOCAB)]
+    assert not tables.controls.in_use
+    assert tables.update(Batch((), (asked(2), admission(1))))  # a table of masks came to be
+    tables.update(Batch((), masks=(TokenMask(2, bits(0, 31, 32, 49)),)))
+    assert allowed(tables, 0, 1, 2, 20) == [everything, everything, [0, 31, 32, 49], everything]
+    assert tables.update(Batch((), (asked(12),), masks=(TokenMask(12, bits(7)),)))  # it grew
+    assert allowed(tables, 2, 12, 19) == [[0, 31, 32, 49], [7], everything]
+    tables.update(Batch((), (admission(2),)))  # the slot is somebody else's
+    assert allowed(tables, 2, 12) == [everything, [7]]
+    assert not any(tables.controls.flags([2, 3]))
+    assert tables.controls.flags([2, 12]).grammar
 
 
 def nested(depth):

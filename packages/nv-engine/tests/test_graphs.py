@@ -18,7 +18,7 @@ def made(monkeypatch):
     def capture(self, step, packed):
         captures.append(step)
         return SimpleNamespace(graph=SimpleNamespace(replay=lambda: None), packed=packed,
-                               logprobs=(), values=array("q"))  # fmt: skip
+                               outputs=(), values=array("q"))  # fmt: skip
 
     monkeypatch.setattr(Graphs, "_capture", capture)
     monkeypatch.setattr(module, "MAX_GRAPHS", 3)

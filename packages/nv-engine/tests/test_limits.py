@@ -153,7 +153,7 @@ def test_a_table_that_cannot_grow_ends_its_own_request_alone(
     }  # fmt: skip
     engine = start(checkpoint, **options)
     plain, _ = tokens_beside(engine, lambda: None)
-    tables = engine.executor._runner._slots.controls
+    tables = engine.executor._runner._head.tables.controls
     fit = control_tables.SlotTable.fit
 
     def refuse(table, slot, *shape):

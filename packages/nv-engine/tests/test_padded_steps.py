@@ -10,6 +10,7 @@ from nv_engine.batch import Chunk
 from nv_engine.device import buckets as sizes
 from nv_engine.device import inputs
 from nv_engine.device.buckets import LARGE_STEP_COUNT, Buckets
+from nv_engine.device.captured_steps import CapturedSteps
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.slots import Slots
 from nv_engine.device.start import start_runner
@@ -22,8 +23,7 @@ CPU = torch.device("cpu")
 class EagerGraphs:
     """What `Graphs` offers, each step run at once: first with idle values, as before a capture."""
 
-    def __init__(self, device, room):
-        del room
+    def __init__(self, device):
         self.device, self.keys, self.num_replays = device, set(), 0
         self.is_broken, self.num_drops = False, 0
 
@@ -63,11 +63,10 @@ def graphs(monkeypatch, mixed):
         runner = start_runner(config)
         runner.facts = replace(runner.facts, mixed_steps=mixed)
         buckets = sizes.Buckets(config.max_num_seqs, runner.facts.max_model_len, mixed)
-        runner.use_graphs(buckets)
-        made.append(runner._graphs)
+        made.append(EagerGraphs(CPU))
+        runner.use_graphs(CapturedSteps(made[-1], buckets))
         return runner
 
-    monkeypatch.setattr("nv_engine.device.runner.Graphs", EagerGraphs)
     monkeypatch.setattr("nv_engine.executor.local.start_runner", start)
     return made
 
@@ -128,7 +127,7 @@ def test_tokens_and_logprobs_are_those_of_exact_steps(checkpoint, graphs, monkey
 
 
 def test_a_padded_layout_holds_the_exact_one():
-    slots = Slots(6, 4, 50, (1,), CPU)
+    slots = Slots(6, 4, CPU)
     slots.tables.computed[:] = torch.tensor([9, 3, 0, 7, 2, 5, 0])
     slots.tables.last_token[:] = torch.arange(7) + 20
     slots.tables.block_table[:] = torch.randperm(28).view(7, 4)

@@ -12,6 +12,7 @@ from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import batches
 from nv_engine.device.runner import Runner
+from nv_engine.device.sampling_tables import STOP_BYTES, SamplingTables
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.start import choose_device, start_runner
 from nv_engine.params import SamplingParams
@@ -231,9 +232,11 @@ def test_a_promise_of_endless_positions_costs_what_is_used(
 
 @pytest.mark.parametrize(("num_slots", "max_blocks"), [(3, 5), (64, 1)])
 def test_the_bytes_of_a_slot_are_those_of_its_tables(num_slots: int, max_blocks: int) -> None:
-    slots = Slots(num_slots, max_blocks, 320, (1,), torch.device("cpu"))
-    num_bytes = sum(table.nbytes for table in (*vars(slots.tables).values(), slots.stop_ids))
+    slots = Slots(num_slots, max_blocks, torch.device("cpu"))
+    tables = SamplingTables(slots.tables, 320, (1,))
+    num_bytes = sum(table.nbytes for table in vars(slots.tables).values())
     assert num_bytes == (num_slots + 1) * row_bytes(max_blocks)
+    assert tables.stop_ids.nbytes == (num_slots + 1) * STOP_BYTES
 
 
 @pytest.mark.parametrize("name", ["tpu", "meta", "cuda:-1x"])

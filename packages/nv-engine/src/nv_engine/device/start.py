@@ -14,6 +14,9 @@ from nv_models import CausalLM, ModelConfig, ModelPlan, TensorParallel, plan_mod
 
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import Buckets
+from nv_engine.device.captured_steps import CapturedSteps
+from nv_engine.device.draw_head import DrawHead
+from nv_engine.device.graphs import Graphs
 from nv_engine.device.memory import (
     BlockNeed,
     TableNeed,
@@ -30,6 +33,7 @@ from nv_engine.device.memory import (
 from nv_engine.device.rendezvous import smallest
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.runner import Runner
+from nv_engine.device.sampling_tables import STOP_BYTES, SamplingTables
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.trial import TrialSteps
 from nv_engine.facts import ModelFacts
@@ -137,7 +141,8 @@ def start_runner(config: EngineConfig, parallel: TensorParallel | None = None) -
     mixed = mixed_steps(weights_per_layer) if captures else None
     runner = _make_runner(plan, model, plan.facts(num_blocks, mixed))
     if captures:
-        runner.use_graphs(Buckets(config.max_num_seqs, plan.max_model_len, mixed), graph_room)
+        buckets = Buckets(config.max_num_seqs, plan.max_model_len, mixed)
+        runner.use_graphs(CapturedSteps(Graphs(plan.device, graph_room), buckets))
     return runner
 
 
@@ -228,7 +233,7 @@ def _check_tables(
 ) -> None:
     """Refuse limits whose tables would not fit, before any table is made."""
     rope = 4 * max_model_len * head_dim  # made on the host
-    row = row_bytes(-(-max_model_len // config.kvcache_block_size))
+    row = row_bytes(-(-max_model_len // config.kvcache_block_size)) + STOP_BYTES
     ring = 8 * _num_ring_entries(config) * RING_ROWS  # and 3 lists on the host beside it
     host = TableNeed(rope, ring + 3 * 8)
     bounds = {"max_num_seqs": config.max_num_seqs, "max_model_len": max_model_len}
@@ -293,28 +298,30 @@ def _make_runner(plan: StartPlan, model: CausalLM, facts: ModelFacts) -> Runner:
     """A runner over a KV cache of `facts.num_blocks` blocks."""
     layout = plan.backend.kv_layout(facts.num_blocks, plan.kv_dtype)
     kv_caches = [layout.allocate(plan.device) for _ in range(model.config.num_layers)]
-    slots, ring = _make_slots(plan, facts), _make_ring(plan)
-    return Runner(model, plan.backend, kv_caches, slots, ring, facts=facts)
+    return _runner_over(kv_caches, plan, model, facts)
 
 
 def _make_trial_runner(plan: StartPlan, model: CausalLM) -> Runner:
     """A runner whose layers share a cache of one block; thrown away after the trial steps."""
-    facts = plan.facts(num_blocks=1)
-    slots = _make_slots(plan, facts)
     kv = plan.backend.kv_layout(1, plan.kv_dtype).allocate(plan.device)
     kv_caches = [kv] * model.config.num_layers
-    return Runner(model, plan.backend, kv_caches, slots, _make_ring(plan), facts=facts)
+    return _runner_over(kv_caches, plan, model, plan.facts(num_blocks=1))
 
 
-def _make_slots(plan: StartPlan, facts: ModelFacts) -> Slots:
-    return Slots(
-        plan.config.max_num_seqs,
-        plan.table_width,
-        facts.vocab_size,
-        facts.eos_token_ids,
-        plan.device,
-        num_ids=facts.num_ids,
+def _runner_over(
+    kv_caches: Sequence[nk.KVCache], plan: StartPlan, model: CausalLM, facts: ModelFacts
+) -> Runner:
+    """A runner with new slots and the head that these options ask for."""
+    slots = Slots(plan.config.max_num_seqs, plan.table_width, plan.device)
+    head = _draw_head(plan, model, slots, facts)
+    return Runner(model, plan.backend, kv_caches, slots, head, facts=facts)
+
+
+def _draw_head(plan: StartPlan, model: CausalLM, slots: Slots, facts: ModelFacts) -> DrawHead:
+    tables = SamplingTables(
+        slots.tables, facts.vocab_size, facts.eos_token_ids, num_ids=facts.num_ids
     )
+    return DrawHead(model.logits, tables, _make_ring(plan))
 
 
 def _make_ring(plan: StartPlan) -> ResultRing:

@@ -1,4 +1,4 @@
-"""Results: what a step drew, on its way from the device to plain values.
+"""DrawResult: what a batch drew, on its way from the device to plain values.
 
 Owns the copies to the host and the wait for them. Never decides what is computed.
 """
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nv_engine.batch import NO_TOKEN, Chunk, StepResult, TokenLogprobs
+from nv_engine.device.head import Outputs
 from nv_engine.device.logprobs import RowLogprobs, TopLogprobs, plain
-from nv_engine.device.sampler import LogprobParts
 
 
 class AskedLogprobs(NamedTuple):
@@ -42,7 +42,7 @@ def asked_logprobs(
     return AskedLogprobs([rows[place] for place in places], chosen, [asked[s] for s in chosen])
 
 
-class DeviceResult:
+class DrawResult:
     """A batch's results.
 
     Args:
@@ -59,7 +59,7 @@ class DeviceResult:
         self,
         entries: Sequence[Tensor],
         rows: Sequence[int],
-        logprobs: LogprobParts = (),
+        logprobs: Outputs = (),
         asked: AskedLogprobs = AskedLogprobs(),  # noqa: B008  it never changes
         prompt: PromptResult | None = None,
         *,
