@@ -2,6 +2,8 @@
 
 import gc
 import threading
+from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -92,6 +94,54 @@ def test_streamed_or_not_however_the_steps_are_cut(
 
     edges = sorted({0, len(ids), *(cut for cut in cuts if cut < len(ids))})
     assert run(edges) == run(range(len(ids) + 1)) == run([0, len(ids)])
+
+
+class Interrupted(BaseException):
+    """As a signal handler raises it."""
+
+
+@pytest.mark.parametrize("where", ["push", "flush"])
+@pytest.mark.parametrize("stop", [None, "xy", "dé!"])
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+def test_a_read_that_was_interrupted_is_done_again(request, monkeypatch, kind, stop, where):
+    """The detokenizer had the tokens already, and the stop strings perhaps the text."""
+    tokenizer = Tokenizer(request.getfixturevalue(kind))
+    (ids,) = tokenizer.encode(["abcdé!"], add_special_tokens=False)
+    params = SamplingParams(stop=stop, max_tokens=99)
+
+    def run(at):
+        detokenizer, count = tokenizer.detokenizer(params, []), iter(range(100))
+        completion = Completion(0, params, detokenizer)
+        for owner in filter(None, (detokenizer, completion._stops)):
+            call = getattr(owner, where)
+            monkeypatch.setattr(owner, where, partial(interrupting, call, count, at), raising=False)
+        shown = ""
+        for position, token in enumerate(ids, 1):
+            ended, reason = None, "length" if position == len(ids) else None
+            while ended is None:
+                with suppress(Interrupted):
+                    completion.begin()
+                    ended = completion.extend([token], reason)
+            completion.begun = None
+            before = completion._given
+            try:
+                shown += completion.delta().text
+            except Interrupted:
+                assert completion._given == before
+                shown += completion.delta().text
+            if ended:
+                break
+        return shown, completion.output()
+
+    def interrupting(call, count, at, *args, **options):
+        result = call(*args, **options)
+        if next(count) == at:
+            raise Interrupted
+        return result
+
+    whole = run(at=None)
+    assert whole[0] == whole[1].text == ("abc" if stop == "dé!" else "abcdé!")
+    assert [run(at) for at in range(20)] == [whole] * 20
 
 
 @pytest.mark.parametrize(

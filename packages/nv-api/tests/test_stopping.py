@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nv_api.stopping import StopStrings
@@ -75,6 +76,15 @@ def test_what_was_complete_before_it_was_armed_is_text():
     search = StopStrings(("ab", "abc"))
     search.push("ab", armed=False)
     assert search.push("c") == ("", "abc")
+
+
+def test_a_piece_in_which_no_stop_string_begins_is_not_searched(monkeypatch):
+    """Most pieces are of this kind, and there is one per token."""
+    search = StopStrings(("ab", "ba"))
+    monkeypatch.setattr(search, "_undecided", None)
+    assert search.push("xyz") == ("xyz", None)
+    with pytest.raises(TypeError):
+        search.push("xa")
 
 
 @given(

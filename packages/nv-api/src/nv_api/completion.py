@@ -15,23 +15,14 @@ if TYPE_CHECKING:
     from nv_engine import SamplingParams, TokenLogprobs
 
 
-class TextState(NamedTuple):
-    """How far the text of a completion goes."""
-
-    num_read: int = 0
-    """Tokens whose text is in the pieces."""
-    num_pieces: int = 0
-    held: str = ""
-    """Held back, as it may become a stop string."""
-    decoding: object = None
-    """The detokenizer's state."""
-
-
 class Begun(NamedTuple):
     """The state of a completion when an update began."""
 
     num_tokens: int
-    text: TextState
+    num_read: int
+    num_pieces: int
+    held: str
+    decoding: object
 
 
 class Completion:
@@ -71,8 +62,13 @@ class Completion:
         self.begun: Begun | None = None
         """Where the update that does not count yet began; None if there is none."""
         self._pieces: list[str] = []
-        state = None if detokenizer is None else detokenizer.state
-        self._text = TextState(decoding=state)
+        # How far the text goes. Pieces, detokenizer and stop strings may be ahead of these four if
+        # a read was interrupted; then `_is_ahead`.
+        self._num_read = 0  # tokens whose text is in the pieces
+        self._num_pieces = 0
+        self._held = ""  # held back, as it may become a stop string
+        self._decoding = None if detokenizer is None else detokenizer.state
+        self._is_ahead = False
         self._num_hidden = 0  # tokens at the end that have no text: 1 for a stop token
         self._given = (0, 0)  # pieces and tokens that earlier deltas held
 
@@ -126,12 +122,13 @@ class Completion:
         """End here; text that was held back is released."""
         self._read_all()
         self._resume()
+        self._is_ahead = True
         stop = self._flush()
         if stop is not None and finish_reason == "length":
             finish_reason, stop_reason = "stop", stop
         if self._stops is not None:
             self._pieces.append(self._stops.flush())
-        self._text = self._text._replace(num_pieces=len(self._pieces))
+        self._num_pieces = len(self._pieces)
         self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
     def abort(self) -> None:
@@ -167,7 +164,9 @@ class Completion:
     def begin(self) -> None:
         """Begin an update; if the last one was interrupted, undo it first."""
         if self.begun is None:
-            self.begun = Begun(len(self.token_ids), self._text)
+            self.begun = Begun(
+                len(self.token_ids), self._num_read, self._num_pieces, self._held, self._decoding
+            )
         else:
             self._undo()
 
@@ -178,14 +177,15 @@ class Completion:
         del self.token_ids[self.begun.num_tokens :]
         if self._logprobs is not None:
             self._logprobs.truncate(self.begun.num_tokens)
-        self._text = self.begun.text
+        self._is_ahead = True
+        _, self._num_read, self._num_pieces, self._held, self._decoding = self.begun
         self._num_hidden = 0
         self.finish_reason = self.stop_reason = None
 
     def _find_stop(self) -> bool:
         """Read token by token; True if a stop string ended the completion."""
         num_readable = len(self.token_ids) - self._num_hidden
-        for position in range(self._text.num_read + 1, num_readable + 1):
+        for position in range(self._num_read + 1, num_readable + 1):
             stop = self._read(position)
             if stop is not None:
                 del self.token_ids[position:]
@@ -202,28 +202,39 @@ class Completion:
 
     def _read(self, position: int) -> str | None:
         """Make the text of the tokens before `position`; return the stop string it completes."""
-        if self._detokenizer is None or position == self._text.num_read:
+        detokenizer = self._detokenizer
+        if detokenizer is None or position == self._num_read:
             return None
-        token_ids = self.token_ids[self._text.num_read : position]
-        self._resume()
-        stop = self._show(self._detokenizer.push(token_ids), position)
+        if self._is_ahead:
+            self._resume()
+        self._is_ahead = True
+        piece = detokenizer.push(self.token_ids[self._num_read : position])
+        stop = self._show(piece, position)
+        num_pieces, decoding = len(self._pieces), detokenizer.state
         held = "" if self._stops is None else self._stops.held
-        self._text = TextState(position, len(self._pieces), held, self._detokenizer.state)
+        # One statement without a call: an interrupt finds all of it done, or nothing.
+        self._num_read, self._num_pieces, self._held, self._decoding, self._is_ahead = (
+            position,
+            num_pieces,
+            held,
+            decoding,
+            False,
+        )
         return stop
 
     def _resume(self) -> None:
         """Go back to the last consistent text, if a read was interrupted."""
-        del self._pieces[self._text.num_pieces :]
+        del self._pieces[self._num_pieces :]
         if self._detokenizer is not None:
-            self._detokenizer.state = self._text.decoding
+            self._detokenizer.state = self._decoding
         if self._stops is not None:
-            self._stops.held = self._text.held
+            self._stops.held = self._held
 
     def _flush(self) -> str | None:
         """Make text of incomplete bytes; return the stop string that this completes."""
         if self._detokenizer is None:
             return None
-        return self._show(self._detokenizer.flush(), self._text.num_read)
+        return self._show(self._detokenizer.flush(), self._num_read)
 
     def _show(self, piece: str, num_read: int) -> str | None:
         """Add a piece of text, except what the stop strings hold back."""

@@ -5,7 +5,7 @@ Owns the bytes that are not a character yet. Never looks for stop strings. The p
 part of a character.
 """
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
@@ -42,24 +42,20 @@ class ByteDetokenizer:
 
     def __init__(self, pieces: Callable[[int], bytes]) -> None:
         self._pieces = pieces
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    @property
-    def state(self) -> tuple[bytes, int]:
-        """The bytes that are not a character yet, as the decoder keeps them."""
-        return self._decoder.getstate()
-
-    @state.setter
-    def state(self, state: tuple[bytes, int]) -> None:
-        self._decoder.setstate(state)
+        self.state = b""
+        """The bytes that are not a character yet."""
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Add tokens and return the characters that they complete."""
-        return self._decoder.decode(b"".join(map(self._pieces, token_ids)))
+        known = self.state + b"".join(map(self._pieces, token_ids))
+        text, num_decoded = utf_8_decode(known, "replace", False)
+        self.state = known[num_decoded:]
+        return text
 
     def flush(self) -> str:
         """Return the replacement character of an incomplete last character, or ""."""
-        return self._decoder.decode(b"", final=True)
+        known, self.state = self.state, b""
+        return known.decode("utf-8", "replace")
 
 
 class WindowDetokenizer:

@@ -46,7 +46,7 @@ class CandidatesOrNone:
         vars(output)["_logprobs"] = found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class CompletionOutput:
     """One completion of a prompt, or a delta of one (`LLM.stream`): what is new of it.
 
@@ -73,6 +73,27 @@ class CompletionOutput:
     logprobs: CandidatesOrNone = CandidatesOrNone()
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def __init__(  # noqa: PLR0917  # the fields, in their order
+        self,
+        index: int,
+        text: str,
+        token_ids: list[int],
+        cumulative_logprob: float | None = None,
+        logprobs: Candidates | Callable[[], Candidates] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: int | str | None = None,
+    ) -> None:
+        # Written out, as one is made per delta: a frozen dataclass's own takes twice as long.
+        vars(self).update(
+            index=index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=cumulative_logprob,
+            _logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+        )
 
     def finished(self) -> bool:
         """True once the completion has ended, for whatever reason."""

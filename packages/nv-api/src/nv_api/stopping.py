@@ -20,7 +20,8 @@ class StopStrings:
     The stop string that is complete first wins (of two that end together, the longer), so the
     result does not depend on how the text was cut into pieces. Text that may be the beginning of a
     stop string is held back until it is known not to be one: `push` returns final text only.
-    A piece costs O(its length + the longest stop string), whatever the length of the text.
+    A piece costs O(its length + the longest stop string), whatever the length of the text; one in
+    which no stop string begins costs a look at its letters.
 
     Args:
         stops: the stop strings, none of them empty.
@@ -29,6 +30,11 @@ class StopStrings:
 
     def __init__(self, stops: tuple[str, ...], *, include: bool = False) -> None:
         self._stops = stops
+        self._by_letter: dict[str, list[str]] = {}
+        for stop in stops:
+            self._by_letter.setdefault(stop[0], []).append(stop)
+        self._letters = frozenset(self._by_letter)  # the first of each stop string
+        self._most_held = max(map(len, stops), default=1) - 1
         self._include = include
         self.held = ""
         """Text that may be the beginning of a stop string; the search depends on nothing else."""
@@ -41,8 +47,11 @@ class StopStrings:
             armed: False while a stop string must not end here (`min_tokens`); a stop string that
                 begins in such a piece may end in a later one.
         """
+        if not self.held and self._letters.isdisjoint(piece):  # most pieces
+            return Stopped(piece, None)
         text = self.held + piece
-        found = self._first(text) if armed else None
+        is_there = armed and any(map(text.__contains__, self._stops))  # seldom, and cheap to see
+        found = self._first(text) if is_there else None
         if found is not None:
             start, stop = found
             self.held = ""
@@ -71,9 +80,12 @@ class StopStrings:
 
     def _undecided(self, text: str) -> int:
         """Length of the longest end of `text` that is a proper beginning of a stop string."""
-        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
-        lengths = range(longest, 0, -1)
-        return next((n for n in lengths if self._begins_a_stop(text[-n:])), 0)
-
-    def _begins_a_stop(self, end: str) -> bool:
-        return any(stop.startswith(end) and stop != end for stop in self._stops)
+        by_letter, most = self._by_letter, self._most_held
+        tail = text[-most:] if most else ""
+        for start, letter in enumerate(tail):
+            if letter in by_letter:
+                end = tail[start:]
+                for stop in by_letter[letter]:
+                    if stop.startswith(end) and len(stop) > len(end):
+                        return len(end)
+        return 0
