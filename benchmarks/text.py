@@ -27,7 +27,7 @@ STOPS = {
 WORDS = (
     "the", "of", "and", "to", "in", "a", "is", "that", "it", "was", "for", "on", "are", "as",
     "with", "his", "they", "at", "be", "this", "from", "have", "or", "one", "had", "by", "word",
-    "but", "not", "what", "all", "were", "when", "your", "said", "there", "use", "each", "which",
+    "but", "not", "what", "all", "were", "when", "your", "still", "there", "use", "each", "which",
     "their", "time", "if", "will", "way", "about", "many", "then", "them", "would", "write",
     "like", "these", "her", "long", "make", "thing", "see", "him", "two", "has", "look", "more",
     "day", "could", "go", "come", "did", "number", "sound", "most", "people", "over", "know",
