@@ -193,6 +193,23 @@ def test_an_embedding_that_is_no_matrix(tiny_checkpoint, write_gguf, tmp_path):
         resolve(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    "shape", [(319, 128), (321, 128), (320, 64), (128, 320), (320,), (1, 128), (320, 1, 128)]
+)
+def test_a_head_unlike_the_embedding(tiny_checkpoint, write_gguf, tmp_path, shape):
+    folder = tiny_checkpoint("llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(shape)
+    save_file(tensors, folder / "model.safetensors")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
+    with pytest.raises(ValueError, match="shape") as error:
+        resolve(tmp_path / "m.gguf")
+    assert str(error.value) == (
+        f"{tmp_path / 'm.gguf'}: output.weight has shape {list(shape)}, but must have that of "
+        "token_embd.weight, [320, 128]; download or convert the file again"
+    )
+
+
 def test_alignment_of_zero(write_header, tmp_path):
     write_header(tmp_path / "m.gguf", "llama", {"general.alignment": 0})
     with pytest.raises(ValueError, match=r"general.alignment is 0, but must be a positive integer"):

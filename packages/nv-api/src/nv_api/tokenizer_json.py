@@ -64,8 +64,8 @@ def _read(file: Path) -> Tokenizer:
         raise ValueError(f"{file} is empty")
     refuse_pointer(file)
     words = Tokenizer.from_file(str(file))
-    if not words.get_vocab_size():
-        raise ValueError(f"{file} has no tokens")
+    if not words.get_vocab_size(with_added_tokens=False):  # added tokens cut no text
+        raise ValueError(f"{file} has no tokens: its model's vocabulary is empty")
     words.no_truncation()
     words.no_padding()
     return words

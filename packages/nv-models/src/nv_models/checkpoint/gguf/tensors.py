@@ -69,7 +69,7 @@ class GGUFCheckpoint:
     def _check(self, name: str, info: TensorInfo) -> None:
         """Note a tensor that cannot be read."""
         if info.kind not in GGML_QUANT_SIZES:
-            self.broken.append(f"{name} has the unknown type {info.kind}")
+            self.broken.append(f"{info.file}: {name} has the unknown type {info.kind}")
             return
         end = info.offset + int(np.prod(info.shape[:-1])) * row_bytes(info.shape[-1], info.kind)
         size = len(self._data[info.file])
