@@ -184,6 +184,10 @@ def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
         load_tokenizer(folder)
 
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+ADDED = [{"id": 0, "content": "<s>", "special": True, **dict.fromkeys(FLAGS, False)}]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -193,6 +197,20 @@ def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
             "is a Git LFS pointer.*`git lfs pull`",
         ),
         (json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}), "has no tokens"),
+        *(
+            (json.dumps({"added_tokens": ADDED, "model": model}), "has no tokens: its model's voc")
+            for model in (
+                {"type": "BPE", "vocab": {}, "merges": []},
+                {"type": "WordLevel", "vocab": {}, "unk_token": "<s>"},
+                {
+                    "type": "WordPiece",
+                    "vocab": {},
+                    "unk_token": "<s>",
+                    "continuing_subword_prefix": "##",
+                    "max_input_chars_per_word": 100,
+                },
+            )
+        ),
         ('{"model": {', "are not a tokenizer .*EOF while parsing"),
     ],
 )

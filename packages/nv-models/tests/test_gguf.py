@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
+from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.rope import frequencies
 from safetensors.torch import load_file, save_file
@@ -73,6 +74,14 @@ def test_folder_holds_config_tokenizer_and_link(tiny_checkpoint, write_gguf, tmp
     os.utime(file, ns=(1, 1))  # another file of that name
     assert resolve(file) != folder
     assert not list(folder.parent.glob(".draft*"))
+
+
+def test_a_folder_knows_its_file(tiny_checkpoint, write_gguf, tmp_path, monkeypatch):
+    source = tiny_checkpoint("llama")
+    write_gguf(source, tmp_path / "tiny.gguf", Kind.F16)
+    monkeypatch.chdir(tmp_path)
+    assert source_of(resolve("tiny.gguf")) == tmp_path / "tiny.gguf"
+    assert source_of(source) == source
 
 
 def test_link_to_a_file_that_is_gone(tiny_checkpoint, write_gguf, tmp_path):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"<[|｜][^\s<>|｜]+[|｜]>|<(?:start|end)_of_\w+>|</?s>")  # noqa: RUF001
 """Words that are one token each in the models whose templates write them: <|im_start|>, </s>."""
-PLAIN = frozenset(("<|system|>", "<|user|>", "<|assistant|>"))
+PLAIN = frozenset(f"<|{role}|>" for roles in ROLES for role in roles)
 """Words that Zephyr, TinyLlama and OLMo were trained to read as several tokens."""
 ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
 
@@ -39,8 +39,8 @@ class _Rendered(NamedTuple):
         return {role for index, role in enumerate(self.roles) if probe(index) in self.text}
 
 
-class _AnyRole(str):
-    """A role that equals every other: of whatever role a template prints, this is one."""
+class _AnyName(str):
+    """A text that equals every other: of whatever role a template prints, this is one."""
 
     __slots__ = ()
 
@@ -59,8 +59,8 @@ class _AnyMessage(dict[str, Any]):
     """A message that has every field, each with the same text."""
 
     def __missing__(self, field: str) -> str:
-        """A field that is neither the role nor the content."""
-        return probe(0)
+        """A field that a chat's messages do not have."""
+        return _AnyName(probe(0))
 
 
 def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
@@ -122,7 +122,7 @@ def _prints_any(template: str) -> bool:
 
     Such are the templates of rerankers ("query"), and of conversations with "from" and "value".
     """
-    message = _AnyMessage(role=_AnyRole("user"), content=probe(0))
+    message = _AnyMessage(role=_AnyName("user"), content=probe(0))
     try:
         return probe(0) in rendered(template, [message])
     except (TemplateError, *TEMPLATE_ERRORS):
