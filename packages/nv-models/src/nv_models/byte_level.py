@@ -1,6 +1,6 @@
 """The alphabet of byte-level tokenizers: one printable character for each byte, as in GPT-2.
 
-Owns: the character of each byte, and which bytes a text may hold.
+Owns: the character of each byte, and which bytes belong to plain text.
 Never: knows a vocabulary.
 """
 
@@ -17,7 +17,11 @@ BYTE_OF_CHARACTER = _byte_of_character()
 
 CONTROLS = frozenset({*range(0x20), 0x7F} - set(b"\t\n\r"))
 """Bytes of control characters that do not belong to plain text."""
-UNASSIGNED = frozenset({0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)})
-"""Bytes that are not in UTF-8, or only begin characters that Unicode has not assigned."""
-TEXT_BYTES = frozenset(range(0x100)) - CONTROLS - UNASSIGNED
-"""Bytes that a vocabulary must have. SmolLM2's tokenizer lacks 21 of the others."""
+RARE = frozenset({0xC0, 0xC1, *range(0xF1, 0x100)})
+"""Bytes that are not in UTF-8, or only begin characters from U+40000 on, which no script uses."""
+TEXT_CHARACTERS = {
+    byte: character
+    for character, byte in sorted(BYTE_OF_CHARACTER.items(), key=lambda pair: pair[1])
+    if byte not in CONTROLS | RARE
+}
+"""The character of each byte that a vocabulary must have. SmolLM2's lacks 21 of the others."""

@@ -7,7 +7,7 @@ Never: builds a tokenizer.
 
 import math
 
-from nv_models.byte_level import BYTE_OF_CHARACTER, TEXT_BYTES
+from nv_models.byte_level import TEXT_CHARACTERS
 from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section, is_integer
 from nv_models.listing import first_few
@@ -78,8 +78,7 @@ def byte_tokens(kind: str) -> dict[int, str]:
     """The token of each byte of text that a vocabulary of this kind must have."""
     if kind == "llama":
         return {byte: f"<0x{byte:02X}>" for byte in range(0x100)}
-    characters = {byte: character for character, byte in BYTE_OF_CHARACTER.items()}
-    return {byte: characters[byte] for byte in sorted(TEXT_BYTES)}
+    return TEXT_CHARACTERS
 
 
 def check_letters(values: Section, vocabulary: frozenset[str]) -> None:
@@ -115,7 +114,13 @@ def doubts(header: Header, num_rows: int) -> list[str]:
             f"{sizes.name}.vocab_size is {stated}, and there are {num_rows} tokens and rows of "
             f"token_embd.weight: {num_rows} is used; convert the file again if that is wrong"
         )
-    letters = byte_tokens(values.text("model")).values()
+    kind = values.text("model")
+    if kind != "llama" and values.value("bos_token_id") is None and values.value("add_bos_token"):
+        found.append(
+            f"{values.name}.add_bos_token is true, and there is no bos_token_id: texts begin "
+            "without one; convert the file again"
+        )
+    letters = byte_tokens(kind).values()
     kinds = dict(zip(tokens, token_types(values, len(tokens)), strict=True))
     if hidden := [repr(token) for token in letters if kinds.get(token) == CONTROL]:
         found.append(
