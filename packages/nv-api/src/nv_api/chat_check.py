@@ -7,7 +7,7 @@ of `LLM.chat`: such faults are warnings.
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 from nv_models.listing import first_few
 
-from nv_api.probe import FORMS, ROLES, TEMPLATE_ERRORS, conversation_of, probe, rendered
+from nv_api.probe import FORMS, ROLES, TEMPLATE_ERRORS, conversation_of, probes_of, rendered
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ WORD = re.compile(r"<[|｜][^\s<>|｜]+[|｜]>|<(?:start|end)_of_\w+>|</?s>")  #
 """Words that are one token each in the models whose templates write them: <|im_start|>, </s>."""
 PLAIN = frozenset(f"<|{role}|>" for roles in ROLES for role in roles)
 """Words that Zephyr, TinyLlama and OLMo were trained to read as several tokens."""
+LENGTH = 8
+"""Characters of a message's text."""
+TEXTS = ("Hello", "What is 2 + 2?")
+"""Two texts, of which a template that reads messages makes two prompts."""
 ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
 
 
@@ -36,7 +40,8 @@ class _Rendered(NamedTuple):
 
     def printed(self) -> set[str]:
         """The roles whose messages are in the text."""
-        return {role for index, role in enumerate(self.roles) if probe(index) in self.text}
+        probes = probes_of(self.roles)
+        return {role for role, probe in zip(self.roles, probes, strict=True) if probe in self.text}
 
 
 class _AnyName(str):
@@ -58,9 +63,12 @@ class _AnyName(str):
 class _AnyMessage(dict[str, Any]):
     """A message that has every field, each with the same text."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(role=_AnyName("user"), content=text)
+
     def __missing__(self, field: str) -> str:
         """A field that a chat's messages do not have."""
-        return _AnyName(probe(0))
+        return _AnyName(self["content"])
 
 
 def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
@@ -86,7 +94,7 @@ def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
         done, error = _rendered(template)
         if error and name == "default":  # others may need tools or documents
             warnings.warn(f"{subject} fails on a user's message ({error}): {ADVICE}", stacklevel=4)
-        if done and not any(each.printed() for each in done) and not _prints_any(template):
+        if done and not any(each.printed() for each in done) and not _reads_messages(template):
             raise ValueError(f"{subject} prints the text of no message: {ADVICE}")
         if done and not any("user" in each.printed() for each in done):
             warnings.warn(
@@ -108,8 +116,12 @@ def _rendered(template: str) -> tuple[list[_Rendered], str]:
     done: list[_Rendered] = []
     errors: list[str] = []
     for roles, form in product(ROLES, FORMS):
+        # Longer than a probe, so that something of it is left where a template cuts a text.
+        texts = [LENGTH * probe for probe in probes_of(roles)]
         try:
-            text = rendered(template, conversation_of(roles, form), add_generation_prompt=True)
+            text = rendered(
+                template, conversation_of(roles, form, texts), add_generation_prompt=True
+            )
         except (TemplateError, *TEMPLATE_ERRORS) as error:
             errors.append(f"{type(error).__name__}: {error}")
         else:
@@ -117,16 +129,30 @@ def _rendered(template: str) -> tuple[list[_Rendered], str]:
     return done, "" if done else errors[0]
 
 
-def _prints_any(template: str) -> bool:
-    """Whether a template prints a message of some role and some field.
+def _reads_messages(template: str) -> bool:
+    """Whether the prompt depends on the texts of messages, of whatever role and field.
 
-    Such are the templates of rerankers ("query"), and of conversations with "from" and "value".
+    A reranker's template prints a "query", and that of other conversations "from" and "value".
     """
-    message = _AnyMessage(role=_AnyName("user"), content=probe(0))
+    one, other = (
+        [
+            _text(template, [_AnyMessage(text)]),
+            *(
+                _text(template, conversation_of(roles, form, [text] * len(roles)))
+                for roles, form in product(ROLES, FORMS)
+            ),
+        ]
+        for text in TEXTS
+    )
+    return one != other or one[0] is None  # it may read what it failed at
+
+
+def _text(template: str, messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """The text that a template makes of messages; None if it refuses them."""
     try:
-        return probe(0) in rendered(template, [message])
+        return rendered(template, messages, add_generation_prompt=True)
     except (TemplateError, *TEMPLATE_ERRORS):
-        return True  # not known
+        return None
 
 
 def _cut_words(done: Sequence[_Rendered], tokenizer: Tokenizer) -> list[str]:

@@ -61,9 +61,9 @@ def printed_form(template: str) -> Printed:
     return max(FORMS, key=lambda form: sum(_num_printed(template, form, each) for each in ROLES))
 
 
-def probe(index: int) -> str:
-    """The content of the message of this index."""
-    return chr(PRIVATE_USE + index)
+def probes_of(roles: Sequence[str]) -> list[str]:
+    """A probe for the message of each role."""
+    return [chr(PRIVATE_USE + index) for index in range(len(roles))]
 
 
 def rendered(
@@ -83,17 +83,21 @@ def rendered(
     return text
 
 
-def conversation_of(roles: Sequence[str], form: Printed) -> list[dict[str, Any]]:
-    """A message of each role, whose content is a probe."""
+def conversation_of(
+    roles: Sequence[str], form: Printed, texts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A message of each role, with its text in a form."""
     return [
-        {"role": role, "content": in_form(probe(index), form)} for index, role in enumerate(roles)
+        {"role": role, "content": in_form(text, form)}
+        for role, text in zip(roles, texts, strict=True)
     ]
 
 
 def _num_printed(template: str, form: Printed, roles: tuple[str, ...]) -> int:
     """How many messages' contents are in the rendered text; 0 if the template refuses them."""
+    probes = probes_of(roles)
     try:
-        text = rendered(template, conversation_of(roles, form))
+        text = rendered(template, conversation_of(roles, form, probes))
     except (TemplateError, *TEMPLATE_ERRORS):
         return 0
-    return sum(probe(index) in text for index in range(len(roles)))
+    return sum(probe in text for probe in probes)
