@@ -269,6 +269,29 @@ def test_missing_tensor(tiny_checkpoint, write_gguf, tmp_path):
         load_model(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    ("name", "own", "shape"),
+    [
+        ("model.norm.weight", "output_norm.weight", (64,)),
+        ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight", (256, 64)),
+        ("model.layers.1.mlp.down_proj.weight", "blk.1.ffn_down.weight", (64, 192)),
+    ],
+)
+def test_a_tensor_of_another_shape_by_its_name_in_the_user_s_file(
+    tiny_checkpoint, write_gguf, tmp_path, name, own, shape
+):
+    folder = tiny_checkpoint("llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = torch.zeros(shape)
+    save_file(tensors, folder / "model.safetensors")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        load_model(tmp_path / "m.gguf")
+    first, second, *_ = str(error.value).splitlines()
+    assert first == f"the checkpoint {tmp_path / 'm.gguf'} cannot be loaded:"
+    assert second.startswith(f"  {name} ({own} in the file) has shape {list(shape)}, expected ")
+
+
 def test_without_the_extra(tiny_checkpoint, write_gguf, tmp_path, monkeypatch):
     write_gguf(tiny_checkpoint(), tmp_path / "model.gguf", Kind.F32)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -132,6 +132,11 @@ def test_a_vocabulary_without_bytes_that_no_text_holds(tokenizer_of):
             {},
             r"token_type of '<0x0A>' is 3 \(control\)",
         ),
+        (
+            {**SENTENCEPIECE, "token_type": [*SENTENCEPIECE["token_type"][:259], 3, *[1] * 60]},
+            {},
+            r"token_type of '\u2581' is 3 \(control\)",
+        ),
     ],
 )
 def test_what_llama_cpp_runs_is_warned_of_at_every_load(

@@ -12,14 +12,14 @@ from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section, is_integer
 from nv_models.listing import first_few
 
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # token types
+NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 3, 4, 6  # token types
 TYPES = {
     NORMAL: "normal",
     2: "unknown",
     CONTROL: "control",
     USER_DEFINED: "user-defined",
     5: "unused",
-    6: "byte",
+    BYTE: "byte",
 }
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
@@ -120,12 +120,12 @@ def doubts(header: Header, num_rows: int) -> list[str]:
             f"{values.name}.add_bos_token is true, and there is no bos_token_id: texts begin "
             "without one; convert the file again"
         )
-    letters = byte_tokens(kind).values()
+    letters = [*byte_tokens(kind).values(), SPACE]
     kinds = dict(zip(tokens, token_types(values, len(tokens)), strict=True))
     if hidden := [repr(token) for token in letters if kinds.get(token) == CONTROL]:
         found.append(
             f"{values.name}.token_type of {', '.join(first_few(hidden))} is {CONTROL} (control), "
-            f"so that these are left out of texts: it should be {NORMAL} (normal); convert the "
-            "file again"
+            f"so that these are left out of texts: it should be {NORMAL} (normal) or {BYTE} "
+            "(byte); convert the file again"
         )
     return [f"{header.file}: {sentence}" for sentence in found]
