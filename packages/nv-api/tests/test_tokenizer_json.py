@@ -184,6 +184,10 @@ def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
         load_tokenizer(folder)
 
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+ADDED = [{"id": 0, "content": "<s>", "special": True, **dict.fromkeys(FLAGS, False)}]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -193,6 +197,24 @@ def test_a_token_added_later_at_another_id_is_refused(written, byte_level):
             "is a Git LFS pointer.*`git lfs pull`",
         ),
         (json.dumps({"model": {"type": "BPE", "vocab": {}, "merges": []}}), "has no tokens"),
+        *(
+            (
+                json.dumps({"added_tokens": ADDED, "model": model}),
+                "has no tokens, or only added ones",
+            )
+            for model in (
+                {"type": "BPE", "vocab": {}, "merges": []},
+                {"type": "BPE", "vocab": {"<s>": 0}, "merges": []},
+                {"type": "WordLevel", "vocab": {}, "unk_token": "<s>"},
+                {
+                    "type": "WordPiece",
+                    "vocab": {},
+                    "unk_token": "<s>",
+                    "continuing_subword_prefix": "##",
+                    "max_input_chars_per_word": 100,
+                },
+            )
+        ),
         ('{"model": {', "are not a tokenizer .*EOF while parsing"),
     ],
 )
@@ -201,6 +223,34 @@ def test_b23_a_tokenizer_json_that_is_none(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as error:
         load_tokenizer(tmp_path)
     assert "download them again" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [("a", "0x61"), ("Ã", "0xC3"), ("Ċ", "0x0A"), ("xyz!", "0x21, 0x78, 0x79, and 1 more")],
+)
+def test_a_byte_level_vocabulary_without_a_byte_of_text_is_warned_of(
+    written, byte_level, lost, named
+):
+    folder = written(byte_level)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    for letter in lost:
+        values["model"]["vocab"][f"gone {letter}"] = values["model"]["vocab"].pop(letter)
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    with pytest.warns(
+        UserWarning, match=rf"{folder}/tokenizer\.json: .* no token for the byte {named}"
+    ):
+        load_tokenizer(folder)
+
+
+def test_a_byte_level_vocabulary_may_lack_bytes_that_no_plain_text_holds(written, byte_level):
+    """As SmolLM2's, whose tokenizer was trained on text without 21 of them."""
+    folder = written(byte_level)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    for letter in "ÀÁñòõöÿĄĆēĔĖĝ":
+        values["model"]["vocab"][f"gone {letter}"] = values["model"]["vocab"].pop(letter)
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+    assert_is_its_json(folder)
 
 
 JINJA = "{{ messages[0].content }}"

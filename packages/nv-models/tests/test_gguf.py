@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
+from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.rope import frequencies
 from safetensors.torch import load_file, save_file
@@ -73,6 +74,14 @@ def test_folder_holds_config_tokenizer_and_link(tiny_checkpoint, write_gguf, tmp
     os.utime(file, ns=(1, 1))  # another file of that name
     assert resolve(file) != folder
     assert not list(folder.parent.glob(".draft*"))
+
+
+def test_a_folder_knows_its_file(tiny_checkpoint, write_gguf, tmp_path, monkeypatch):
+    source = tiny_checkpoint("llama")
+    write_gguf(source, tmp_path / "tiny.gguf", Kind.F16)
+    monkeypatch.chdir(tmp_path)
+    assert source_of(resolve("tiny.gguf")) == tmp_path / "tiny.gguf"
+    assert source_of(source) == source
 
 
 def test_link_to_a_file_that_is_gone(tiny_checkpoint, write_gguf, tmp_path):
@@ -193,6 +202,23 @@ def test_an_embedding_that_is_no_matrix(tiny_checkpoint, write_gguf, tmp_path):
         resolve(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    "shape", [(319, 128), (321, 128), (320, 64), (128, 320), (320,), (1, 128), (320, 1, 128)]
+)
+def test_a_head_unlike_the_embedding(tiny_checkpoint, write_gguf, tmp_path, shape):
+    folder = tiny_checkpoint("llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = torch.zeros(shape)
+    save_file(tensors, folder / "model.safetensors")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
+    with pytest.raises(ValueError, match="shape") as error:
+        resolve(tmp_path / "m.gguf")
+    assert str(error.value) == (
+        f"{tmp_path / 'm.gguf'}: output.weight has shape {list(shape)}, but must have that of "
+        "token_embd.weight, [320, 128]; download or convert the file again"
+    )
+
+
 def test_alignment_of_zero(write_header, tmp_path):
     write_header(tmp_path / "m.gguf", "llama", {"general.alignment": 0})
     with pytest.raises(ValueError, match=r"general.alignment is 0, but must be a positive integer"):
@@ -241,6 +267,29 @@ def test_missing_tensor(tiny_checkpoint, write_gguf, tmp_path):
     write_gguf(folder, tmp_path / "m.gguf", Kind.F32, metadata={"block_count": 2})
     with pytest.raises(ValueError, match=r"model.layers.1.self_attn.q_proj.weight .* is missing"):
         load_model(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "shape"),
+    [
+        ("model.norm.weight", "output_norm.weight", (64,)),
+        ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight", (256, 64)),
+        ("model.layers.1.mlp.down_proj.weight", "blk.1.ffn_down.weight", (64, 192)),
+    ],
+)
+def test_a_tensor_of_another_shape_by_its_name_in_the_user_s_file(
+    tiny_checkpoint, write_gguf, tmp_path, name, own, shape
+):
+    folder = tiny_checkpoint("llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = torch.zeros(shape)
+    save_file(tensors, folder / "model.safetensors")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        load_model(tmp_path / "m.gguf")
+    first, second, *_ = str(error.value).splitlines()
+    assert first == f"the checkpoint {tmp_path / 'm.gguf'} cannot be loaded:"
+    assert second.startswith(f"  {name} ({own} in the file) has shape {list(shape)}, expected ")
 
 
 def test_without_the_extra(tiny_checkpoint, write_gguf, tmp_path, monkeypatch):

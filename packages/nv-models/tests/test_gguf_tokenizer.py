@@ -1,9 +1,12 @@
 """The tokenizer that a GGUF file carries, through transformers' AutoTokenizer."""
 
+import math
+
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from nv_models import ModelConfig, resolve
+from nv_models.byte_level import BYTE_OF_CHARACTER
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
@@ -25,6 +28,31 @@ def tokenizer_of(tiny_checkpoint, write_gguf, tmp_path):
 
     return make
 
+
+TOKENS = [f"[{index}]" for index in range(320)]
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+BYTE_LEVEL = ["<|end|>", "<|turn|>", *ALPHABET, "hi", *TOKENS[259:]]
+LLAMA = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), SPACE, *TOKENS[260:]]
+SENTENCEPIECE = {
+    "model": "llama",
+    "tokens": LLAMA,
+    "scores": [0.0] * 320,
+    "token_type": [2, 3, 3, *[6] * 256, 1, *[1] * 60],
+}
+
+
+def without(tokens, *gone):
+    """The tokens, with others in the place of some."""
+    return [f"<gone {token}>" if token in gone else token for token in tokens]
+
+
+def with_at(values, index, value):
+    return [*values[:index], value, *values[index + 1 :]]
+
+
+BYTE_LEVEL_CHANGES = {"tokens": BYTE_LEVEL, "merges": ["h i"], "token_type": [3, 3, *[1] * 318]}
+TYPES = BYTE_LEVEL_CHANGES["token_type"]
+SCORES = [0.0] * 320
 
 TEXT = "<|turn|> hi hï  12345\n<|end|>"
 
@@ -56,6 +84,80 @@ def test_chat_template(tokenizer_of):
     messages = [{"role": "user", "content": "hi"}]
     text = tokenizer_of().apply_chat_template(messages, tokenize=False)
     assert text == "<|turn|>hi<|end|>"
+
+
+def test_a_vocabulary_without_bytes_that_no_text_holds(tokenizer_of):
+    """SmolLM2's: its tokenizer was trained on text without these 21 bytes."""
+    lost = [4, 6, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)]
+    gone = {character for character, byte in BYTE_OF_CHARACTER.items() if byte in lost}
+    assert len(gone) == 21
+    tokenizer = tokenizer_of(
+        tokenizer_changes={"tokens": without(BYTE_LEVEL, *gone), "merges": ["h i"]}
+    )
+    assert tokenizer.decode(tokenizer(TEXT).input_ids) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("changes", "metadata", "message"),
+    [
+        (
+            {"tokens": with_at(BYTE_LEVEL, 300, "")},
+            {},
+            r"tokenizer\.ggml: tokens\[300\] is an empty text, which no text is cut into",
+        ),
+        (
+            {"tokens": ["", "", *BYTE_LEVEL[2:318], "", ""], "token_type": None},
+            {},
+            r"tokens\[0\], tokens\[1\], tokens\[318\], and 1 more is an empty text",
+        ),
+        (
+            {"bos_token_id": None, "add_bos_token": True},
+            {},
+            "add_bos_token is true, and there is no bos_token_id: texts begin without one",
+        ),
+        ({}, {"vocab_size": 319}, r"llama\.vocab_size is 319, and there are 320 tokens and rows"),
+        ({}, {"vocab_size": 4_000_000_000}, "vocab_size is 4000000000, and there are 320"),
+        (
+            {"token_type": [3] * 319 + [1]},
+            {},
+            r"token_type of 'ĉ', 'Ċ', 'č', and 206 more is 3 \(control\), so that these are left",
+        ),
+        (
+            {"token_type": with_at(TYPES, 2, 3)},
+            {},
+            r"token_type of '!' is 3 \(control\)",
+        ),
+        (
+            {**SENTENCEPIECE, "token_type": with_at(SENTENCEPIECE["token_type"], 13, 3)},
+            {},
+            r"token_type of '<0x0A>' is 3 \(control\)",
+        ),
+        (
+            {**SENTENCEPIECE, "token_type": [*SENTENCEPIECE["token_type"][:259], 3, *[1] * 60]},
+            {},
+            r"token_type of '\u2581' is 3 \(control\)",
+        ),
+    ],
+)
+def test_what_llama_cpp_runs_is_warned_of_at_every_load(
+    tokenizer_of, tmp_path, changes, metadata, message
+):
+    changes = BYTE_LEVEL_CHANGES | changes
+    with pytest.warns(UserWarning, match=message) as first:
+        tokenizer_of(tokenizer_changes=changes, metadata=metadata)
+    assert str(first[0].message).startswith(f"{tmp_path / 'model.gguf'}: ")
+    with pytest.warns(UserWarning, match=message):  # from the folder, which is there now
+        resolve(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("vocab_size", [0, "320"])
+def test_a_vocab_size_that_is_none(tokenizer_of, vocab_size):
+    with pytest.raises(ValueError, match=rf"vocab_size is {vocab_size!r}, but must be a positive"):
+        tokenizer_of(metadata={"vocab_size": vocab_size})
+
+
+def test_a_vocab_size_that_is_right_says_nothing(tokenizer_of):
+    assert tokenizer_of(metadata={"vocab_size": 320})(TEXT) == tokenizer_of()(TEXT)
 
 
 def test_unknown_word_splitter(tokenizer_of):
@@ -92,10 +194,6 @@ def test_sentencepiece(tokenizer_of):
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-TOKENS = [f"[{index}]" for index in range(320)]
-SENTENCEPIECE = {"model": "llama", "tokens": TOKENS, "scores": [0.0] * 320}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -130,6 +228,67 @@ SENTENCEPIECE = {"model": "llama", "tokens": TOKENS, "scores": [0.0] * 320}
         ({**SENTENCEPIECE, "scores": None}, "lacks the metadata tokenizer.ggml.scores"),
         ({**SENTENCEPIECE, "scores": [1.0]}, "scores is .* but must be a list of 320 numbers"),
         ({**SENTENCEPIECE, "unknown_token_id": 900}, "unknown_token_id is 900, but must be"),
+        (
+            {**SENTENCEPIECE, "scores": with_at(SCORES, 7, math.nan)},
+            r"scores\[7\] is nan, but must",
+        ),
+        (
+            {**SENTENCEPIECE, "scores": with_at(SCORES, 0, math.inf)},
+            r"scores\[0\] is inf, but must",
+        ),
+        (
+            {**SENTENCEPIECE, "scores": with_at(SCORES, 319, -math.inf)},
+            r"scores\[319\] is -inf, but",
+        ),
+        (
+            {"scores": with_at(SCORES, 3, math.nan)},
+            r"scores\[3\] is nan, but must be a finite number",
+        ),
+        (
+            {**SENTENCEPIECE, "tokens": without(LLAMA, SPACE)},
+            r"also holds '\u2581' \(U\+2581, the sp",
+        ),
+        (
+            {**SENTENCEPIECE, "tokens": without(LLAMA, "<0x0A>")},
+            r"also holds '<0x0A>' \(byte 0x0A\);",
+        ),
+        (
+            {**SENTENCEPIECE, "tokens": ["<unk>", "<s>", "</s>", SPACE, *TOKENS[4:]]},
+            r"holds '<0x00>' \(byte 0x00\), '<0x01>' \(byte 0x01\), '<0x02>' .*, and 253 more;",
+        ),
+        (
+            {**SENTENCEPIECE, "tokens": [token.replace("0xA", "0xa") for token in LLAMA]},
+            r"holds '<0xA0>' \(byte 0xA0\), '<0xA1>' .*, and 13 more;",
+        ),
+        *(
+            ({"tokens": without(BYTE_LEVEL, token)}, rf"also holds '{token}' \(byte {byte}\);")
+            for token, byte in {
+                "a": "0x61",
+                "Ġ": "0x20",
+                "Ċ": "0x0A",
+                "ĉ": "0x09",
+                "Ã": "0xC3",
+                "Ģ": "0x80",
+                "ð": "0xF0",
+            }.items()
+        ),
+        ({"tokens": TOKENS, "token_type": None}, r"holds 'ĉ' \(byte 0x09\), 'Ċ' .*, and 206 more;"),
+        *(
+            (
+                {"token_type": with_at(TYPES, 5, kind)},
+                rf"token_type\[5\] is {kind}, but must be one",
+            )
+            for kind in (9, -1, 0, 7)
+        ),
+        ({"token_type": [1.5] * 320}, r"token_type\[0\] is 1.5, but must be one"),
+        ({"token_type": [True] * 320}, "token_type is .* but must be a list of 320 numbers"),
+        *(
+            (
+                {"token_type": kinds},
+                r"token_type is .* but must be 1 \(normal\) for at least one tok",
+            )
+            for kinds in ([3] * 320, [5] * 320, [3, 5] * 160, [2] * 320, [6] * 320, [4] * 320)
+        ),
     ],
 )
 def test_damaged_metadata(tokenizer_of, tmp_path, changes, message):

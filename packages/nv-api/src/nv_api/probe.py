@@ -4,8 +4,9 @@ Owns the conversations that are rendered for this. The syntax tree is read first
 (`nv_api.template`): a probe decides where the tree does not show how a content is read.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from jinja2 import TemplateError
 
@@ -34,12 +35,20 @@ PRIVATE_USE = 0x100000
 """The first private character of Unicode. A probe is one such character: it stays whole where a
 template reads a text character by character, and the repr of a part does not contain it."""
 
-VARIABLES = dict.fromkeys(
-    ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token"), ""
+SPECIAL = (
+    "bos_token",
+    "cls_token",
+    "eos_token",
+    "mask_token",
+    "pad_token",
+    "sep_token",
+    "unk_token",
 )
-"""The special tokens, which a template may add to texts."""
+VARIABLES = {**dict.fromkeys(SPECIAL, ""), "tools": None, "documents": None}
+"""The special tokens, which a template may add to texts, and what a chat without tools passes."""
 
 Printed = Literal["string", "openai"]
+FORMS: tuple[Printed, ...] = ("string", "openai")
 
 
 @lru_cache(NUM_TEMPLATES)
@@ -49,22 +58,46 @@ def printed_form(template: str) -> Printed:
     Args:
         template: Jinja without a syntax error.
     """
-    forms: tuple[Printed, ...] = ("string", "openai")
-    return max(forms, key=lambda form: sum(_num_printed(template, form, each) for each in ROLES))
+    return max(FORMS, key=lambda form: sum(_num_printed(template, form, each) for each in ROLES))
+
+
+def probes_of(roles: Sequence[str]) -> list[str]:
+    """A probe for the message of each role."""
+    return [chr(PRIVATE_USE + index) for index in range(len(roles))]
+
+
+def rendered(
+    template: str, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = False
+) -> str:
+    """The text that a template makes of messages.
+
+    Raises:
+        TemplateError, or one of TEMPLATE_ERRORS: the template refuses them.
+    """
+    from transformers.utils import chat_template_utils  # noqa: PLC0415  # seconds to import
+
+    compiled = chat_template_utils._compile_jinja_template(template)
+    text: str = compiled.render(
+        messages=messages, add_generation_prompt=add_generation_prompt, **VARIABLES
+    )
+    return text
+
+
+def conversation_of(
+    roles: Sequence[str], form: Printed, texts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """A message of each role, with its text in a form."""
+    return [
+        {"role": role, "content": in_form(text, form)}
+        for role, text in zip(roles, texts, strict=True)
+    ]
 
 
 def _num_printed(template: str, form: Printed, roles: tuple[str, ...]) -> int:
     """How many messages' contents are in the rendered text; 0 if the template refuses them."""
-    from transformers.utils import chat_template_utils  # noqa: PLC0415  # seconds to import
-
-    probes = [chr(PRIVATE_USE + i) for i in range(len(roles))]
-    messages = [
-        {"role": role, "content": in_form(probe, form)}
-        for role, probe in zip(roles, probes, strict=True)
-    ]
+    probes = probes_of(roles)
     try:
-        compiled = chat_template_utils._compile_jinja_template(template)
-        text = compiled.render(messages=messages, add_generation_prompt=False, **VARIABLES)
+        text = rendered(template, conversation_of(roles, form, probes))
     except (TemplateError, *TEMPLATE_ERRORS):
         return 0
     return sum(probe in text for probe in probes)

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import ModelConfig, resolve
+from nv_models.checkpoint.gguf.folder import source_of
 
 from nv_api import options as keywords
+from nv_api.chat_check import check_chat
 from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 
@@ -53,6 +55,8 @@ def prepare(given: keywords.Options) -> Prepared:
     config = ModelConfig.from_path(path)  # first: it refuses what is not supported
     default_params = _default_params(path, config)
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
+    if tokenizer:
+        check_chat(tokenizer, source_of(Path(given.tokenizer or path)))
     engine = replace(
         given.engine,
         model=str(path),

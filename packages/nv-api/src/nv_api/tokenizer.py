@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nv_models.byte_level import BYTE_OF_CHARACTER
+from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.hub import download
 from nv_models.locate import TOKENIZER_FILES
 from nv_models.turns import TOKENIZERS
@@ -77,7 +79,7 @@ def load_tokenizer(
     with TOKENIZERS:
         with _Loading(source):
             backend = tokenizer_of_json(path) if (path / JSON).exists() else _by_class(path)
-        check_templates(backend.chat_template, path)
+        check_templates(backend.chat_template, source_of(path))
     return backend
 
 
@@ -306,17 +308,6 @@ def _token_bytes(token: str) -> bytes:
     if all(character in BYTE_OF_CHARACTER for character in token):
         return bytes(BYTE_OF_CHARACTER[character] for character in token)
     return token.encode()
-
-
-def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 spells itself, the other bytes follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    return table | {chr(0x100 + index): byte for index, byte in enumerate(others)}
-
-
-BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _decoder_name(backend: "PreTrainedTokenizerBase") -> str:

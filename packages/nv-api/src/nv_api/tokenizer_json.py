@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nv_models.byte_level import TEXT_CHARACTERS
+from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
 from tokenizers import AddedToken, Tokenizer
 
@@ -34,7 +36,8 @@ def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
         Exception: the tokenizers library's own, for a damaged tokenizer.json.
 
     Warns:
-        UserWarning: a named special token that tokenizer.json does not have.
+        UserWarning: a named special token that tokenizer.json does not have, or a byte-level
+            vocabulary without a byte of plain text.
     """
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415  # seconds to import
 
@@ -64,11 +67,36 @@ def _read(file: Path) -> Tokenizer:
         raise ValueError(f"{file} is empty")
     refuse_pointer(file)
     words = Tokenizer.from_file(str(file))
-    if not words.get_vocab_size():
-        raise ValueError(f"{file} has no tokens")
+    _check_vocabulary(words, file)
     words.no_truncation()
     words.no_padding()
     return words
+
+
+def _check_vocabulary(words: Tokenizer, file: Path) -> None:
+    """Check that texts can be cut into tokens.
+
+    Raises:
+        ValueError: there are no tokens but added ones, which cut no text.
+
+    Warns:
+        UserWarning: a byte-level vocabulary without a byte of plain text, which then vanishes.
+    """
+    added = {token.content for token in words.get_added_tokens_decoder().values()}
+    size = words.get_vocab_size(with_added_tokens=False)
+    if size <= len(added) and words.get_vocab(with_added_tokens=False).keys() <= added:
+        raise ValueError(f"{file} has no tokens, or only added ones, which cut no text")
+    if type(words.decoder).__name__ != "ByteLevel":
+        return
+    pairs = TEXT_CHARACTERS.items()
+    lost = [f"0x{byte:02X}" for byte, letter in pairs if words.token_to_id(letter) is None]
+    if lost:
+        warnings.warn(
+            f"{file}: the vocabulary has no token for the byte {', '.join(first_few(lost))}, which "
+            "vanishes from texts: if the model was trained with such a token, download the file "
+            "again",
+            stacklevel=8,
+        )
 
 
 def _add(words: Tokenizer, added: Mapping[int, AddedToken], folder: Path) -> None:

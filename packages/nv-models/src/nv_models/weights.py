@@ -11,6 +11,7 @@ from nv_models.checkpoint import Checkpoint
 from nv_models.listing import first_few
 from nv_models.placement import Shard
 
+AGAIN = "download or convert it again"
 DUMMY_STD = 0.02
 MOST_PROBLEMS = 20
 """Of a checkpoint that does not fit, so many problems are named and the others counted."""
@@ -43,7 +44,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     problems = [*checkpoint.broken, *mismatches(shards, checkpoint)]
     if problems:
         lines = "\n  ".join(first_few(problems, MOST_PROBLEMS))
-        message = f"the checkpoint cannot be loaded:\n  {lines}\ndownload or convert it again"
+        message = f"the checkpoint {checkpoint.place} cannot be loaded:\n  {lines}\n{AGAIN}"
         raise FileNotFoundError(message) if checkpoint.incomplete else ValueError(message)
     with torch.inference_mode():
         for shard in shards:
@@ -57,19 +58,19 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
     Beside a file that cannot be read nothing is called missing: it may be in there.
     """
     wanted = {shard.source: shard.shape for shard in shards}
-    found = checkpoint.shapes
+    found, named = checkpoint.shapes, checkpoint.name_in_file
     missing = [
-        f"{name} {list(shape)} is missing"
+        f"{named(name)} {list(shape)} is missing"
         for name, shape in wanted.items()
         if name not in found and not checkpoint.broken
     ]
     unexpected = [
-        f"{name} {list(shape)} is unexpected"
+        f"{named(name)} {list(shape)} is unexpected"
         for name, shape in found.items()
         if name not in wanted and not name.endswith(KNOWN_EXTRAS)
     ]
     wrong = [
-        f"{name} has shape {list(found[name])}, expected {list(shape)}"
+        f"{named(name)} has shape {list(found[name])}, expected {list(shape)}"
         for name, shape in wanted.items()
         if name in found and found[name] != shape
     ]

@@ -28,6 +28,7 @@ class SafetensorsCheckpoint:
     """The tensors of a folder; files are memory-mapped, so opening reads only their headers."""
 
     def __init__(self, folder: Path) -> None:
+        self.place = folder
         self._shapes: dict[str, tuple[int, ...]] = {}
         self.broken: list[str] = []
         self.incomplete = False
@@ -96,6 +97,10 @@ class SafetensorsCheckpoint:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor of every file that could be opened."""
         return self._shapes
+
+    def name_in_file(self, name: str) -> str:
+        """The name itself."""
+        return name
 
     def dtype(self) -> torch.dtype:
         """The dtype of the first tensor."""

@@ -1,7 +1,7 @@
 """The folder that a GGUF file becomes, in the user's cache.
 
-Owns: its name, its contents (config.json, the tokenizer's files, a link to each part of the model),
-and that it appears whole or not at all.
+Owns: its name, its contents (config.json, the tokenizer's files, a link to each part of the model,
+and a record of where they come from), and that it appears whole or not at all.
 Never: copies a weight.
 """
 
@@ -9,6 +9,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import warnings
 from pathlib import Path
 
 import nv_kernels as nk
@@ -16,11 +17,14 @@ import nv_kernels as nk
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.checkpoint.gguf.parts import model_name, part_files
+from nv_models.fields import read_json
 from nv_models.rope import RopeConfig
 from nv_models.turns import TOKENIZERS
 
-FORMAT = 4  # raise it when the contents change, and old folders are left alone
-FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+FORMAT = 5  # raise it when the contents change, and old folders are left alone
+RECORD = "from_gguf.json"
+"""The file that the folder was made of, and what is to be warned of at each load."""
+FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", RECORD)
 
 
 def gguf_folder(file: Path) -> Path:
@@ -30,21 +34,31 @@ def gguf_folder(file: Path) -> Path:
         FileNotFoundError: a part of the model does not lie beside the file.
         ValueError: not a GGUF file, or one of a model that is not supported.
         OSError: the cache folder cannot be written.
+
+    Warns:
+        UserWarning: the vocabulary or a size is odd, and the model runs.
     """
     files = [each.absolute() for each in part_files(file)]
     folder = nk.cache_path("gguf", f"{model_name(file)}-{fingerprint(files)}")
-    if is_whole(folder, len(files)):
-        return folder
-    try:
-        write_whole(files, folder)
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise OSError(
-            f"the folder {folder} cannot be written ({error.strerror or error}): make room or give "
-            "the right to write, or set XDG_CACHE_HOME to another folder"
-        ) from error
+    if not is_whole(folder, len(files)):
+        try:
+            write_whole(files, folder)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise OSError(
+                f"the folder {folder} cannot be written ({error.strerror or error}): make room or "
+                "give the right to write, or set XDG_CACHE_HOME to another folder"
+            ) from error
+    for sentence in read_json(folder / RECORD)["warnings"]:
+        warnings.warn(sentence, stacklevel=3)
     return folder
+
+
+def source_of(folder: Path) -> Path:
+    """The GGUF file that a folder was made of; of any other folder, the folder itself."""
+    record = folder / RECORD
+    return Path(read_json(record)["file"]) if record.exists() else folder
 
 
 def fingerprint(files: list[Path]) -> str:
@@ -88,11 +102,14 @@ def write_folder(files: list[Path], folder: Path) -> None:
         # Only now: transformers' tokenizers cost seconds, and a folder is written once.
         from nv_models.checkpoint.gguf.metadata import config_json  # noqa: PLC0415
         from nv_models.checkpoint.gguf.tokenizer import build_tokenizer  # noqa: PLC0415
+        from nv_models.checkpoint.gguf.vocabulary import doubts  # noqa: PLC0415
 
         config = config_json(header)
         rope = RopeConfig.from_parameters(config["rope_parameters"])
         tokenizer = build_tokenizer(header, rope.reach(config["max_position_embeddings"]))
         tokenizer.save_pretrained(folder, save_jinja_files=False)  # so that FILES are all
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    record = {"file": str(files[0]), "warnings": doubts(header, config["vocab_size"])}
+    (folder / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
     for name, file in zip(links(len(files)), files, strict=True):
         (folder / name).symlink_to(file)

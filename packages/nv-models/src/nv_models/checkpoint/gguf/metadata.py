@@ -21,6 +21,7 @@ from nv_models.checkpoint.gguf.support import (
 from nv_models.checkpoint.gguf.tensors import NAMES, ROPE_FACTORS, float_dtype
 from nv_models.rope import RopeConfig, frequencies, yarn_attention_factor
 
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -37,7 +38,8 @@ def config_json(header: Header) -> dict[str, Value]:
             f"supported; supported in GGUF files are {', '.join(GGUF_NAMES)}"
         )
     sizes = Section(header, header.architecture)
-    vocab_size, hidden_size = matrix_shape(header, "token_embd.weight")
+    vocab_size, hidden_size = matrix_shape(header, EMBEDDING)
+    refuse_other_head(header)
     num_heads = sizes.size("attention.head_count")
     head_dim = sizes.size("attention.key_length", hidden_size // num_heads)
     refuse_keys(sizes, head_dim)
@@ -59,7 +61,7 @@ def config_json(header: Header) -> dict[str, Value]:
         "rope_parameters": rope_parameters(sizes, head_dim),
         "attention_bias": has_biases(header, BIASES),
         "mlp_bias": has_biases(header, MLP),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "tie_word_embeddings": HEAD not in header.tensors,
         "bos_token_id": tokens.index("bos_token_id", vocab_size),
         "eos_token_id": end_ids(tokens, vocab_size),
         "dtype": str(float_dtype(header)).removeprefix("torch."),
@@ -83,6 +85,17 @@ def matrix_shape(header: Header, name: str) -> tuple[int, int]:
             f"{header.file}: {name} has shape {list(shape)}, but must be a matrix; {AGAIN}"
         )
     return shape[0], shape[1]
+
+
+def refuse_other_head(header: Header) -> None:
+    """Raise ValueError for a head whose shape is not the embedding's."""
+    expected = header.tensors[EMBEDDING].shape
+    head = header.tensors.get(HEAD)
+    if head and head.shape != expected:
+        raise ValueError(
+            f"{head.file}: {HEAD} has shape {list(head.shape)}, but must have that of {EMBEDDING}, "
+            f"{list(expected)}; {AGAIN}"
+        )
 
 
 def rope_parameters(sizes: Section, head_dim: int) -> dict[str, Value]:

@@ -15,6 +15,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from nv_models.architectures import ARCHITECTURES, GGUF_NAMES
+from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
 from nv_models.checkpoint.gguf.section import Section
 
@@ -36,6 +37,7 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+OWN_NAMES = {ours: own for own, ours in NAMES.items()}
 FLOAT_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -48,6 +50,8 @@ class GGUFCheckpoint:
 
     def __init__(self, file: Path) -> None:
         header = read_header(file)  # of all parts
+        source = source_of(file.parent)
+        self.place = file if source == file.parent else source
         self.broken: list[str] = []
         self.incomplete = False
         self._header = header
@@ -75,6 +79,11 @@ class GGUFCheckpoint:
         size = len(self._data[info.file])
         if end > size:
             self.broken.append(f"{info.file} is truncated: {name} ends at byte {end} of {size}")
+
+    def name_in_file(self, name: str) -> str:
+        """The checkpoint's name, and GGUF's after it."""
+        own = gguf_name(name)
+        return name if own == name else f"{name} ({own} in the file)"
 
     def dtype(self) -> torch.dtype:
         """The matrices' own float type; bfloat16 where any is quantized."""
@@ -126,6 +135,15 @@ def checkpoint_name(name: str) -> str:
         return name
     layer = f"model.layers.{match[1]}." if match[1] else ""
     return f"{layer}{NAMES[match[2]]}.{match[3]}"
+
+
+def gguf_name(name: str) -> str:
+    """The inverse of `checkpoint_name`; unknown names as is."""
+    match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(\S+)\.(weight|bias)", name)
+    if not match or match[2] not in OWN_NAMES:
+        return name
+    layer = f"blk.{match[1]}." if match[1] else ""
+    return f"{layer}{OWN_NAMES[match[2]]}.{match[3]}"
 
 
 def row_bytes(width: int, kind: int) -> int:

@@ -24,8 +24,15 @@ from nv_models.checkpoint.gguf.ends import KEYS as END_KEYS
 from nv_models.checkpoint.gguf.ends import SPM_EOS, end_texts
 from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section
+from nv_models.checkpoint.gguf.vocabulary import (
+    CONTROL,
+    SPACE,
+    USER_DEFINED,
+    check_letters,
+    token_list,
+    token_types,
+)
 
-CONTROL, USER_DEFINED = 3, 4  # token types
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,7 +41,6 @@ LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 """Names of one way to cut text; its texts begin with BOS, and a word that is a token is one."""
 DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys(LLAMA3, "{1,3}")}
 PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "default")
-SPACE = "\u2581"
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names of special tokens, and GGUF's."""
 SPM_IDS = {"bos": 1, "eos": SPM_EOS, "unk": 0}
@@ -80,6 +86,9 @@ def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
         )
     refuse_unknown(values)
     tokens = token_list(values, header.tensors["token_embd.weight"].shape[0])
+    for key in UNUSED:
+        values.index(key, len(tokens))
+    check_letters(values, frozenset(tokens))
     tokenizer = builders[kind](values, tokens)
     add_special_tokens(tokenizer, values, tokens)
     special = special_ids(values, len(tokens), SPM_IDS if kind == "llama" else {})
@@ -113,25 +122,6 @@ def refuse_unknown(values: Section) -> None:
                 f"{values.header.file} holds {prefix}{key}, which is not supported: it changes a "
                 "text before it is cut"
             )
-
-
-def token_list(values: Section, num_rows: int) -> list[str]:
-    """The tokens, by id: one for each of the embedding's `num_rows` rows, no two alike."""
-    tokens = values.texts("tokens")
-    if len(tokens) != num_rows:
-        raise values.error("tokens", tokens, f"{num_rows} strings, one per row of token_embd")
-    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-    places: dict[str, int] = {}
-    for index, token in enumerate(tokens):
-        if places.setdefault(token, index) != index:
-            expected = f"another token than tokens[{places[token]}]"
-            raise values.error(f"tokens[{index}]", token, expected)
-    for key in ("scores", "token_type"):
-        if values.value(key) is not None:
-            values.numbers(key, len(tokens))
-    for key in UNUSED:
-        values.index(key, len(tokens))
-    return tokens
 
 
 def special_ids(values: Section, count: int, defaults: Mapping[str, int]) -> dict[str, int]:
@@ -233,8 +223,7 @@ def add_special_tokens(tokenizer: Tokenizer, values: Section, tokens: list[str])
 
     A token that ends a text is a control token, whatever its type.
     """
-    given = values.value("token_type")
-    kinds = [0] * len(tokens) if given is None else values.numbers("token_type", len(tokens))
+    kinds = token_types(values, len(tokens))
     ends = end_texts(tokens)
     for token, kind in zip(tokens, kinds, strict=True):
         if kind == CONTROL or token in ends:
