@@ -32,6 +32,8 @@ class TokenPrompt(NamedTuple):
     text: str | None
     token_ids: list[int]
     """Plain ints: the engine does not check their types again."""
+    cache_salt: str | None = None
+    """Prompts find only the cached prefixes of prompts with the same salt."""
 
 
 def prompt_list(prompts: object) -> list[Prompt]:
