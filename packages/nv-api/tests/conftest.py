@@ -181,6 +181,7 @@ class ScriptedEngine:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=0,
+            scheduled_time=1.0,
             logprobs=None,
             prompt_logprobs=None,
         )

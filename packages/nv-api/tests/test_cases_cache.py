@@ -194,3 +194,19 @@ def test_changed_weights_and_a_reset_equal_a_cold_engine(start, truth):
         assert output.num_cached_tokens == 0
         assert [output["token_ids"]] == complete(cold, [prompt], 8)
         assert output["token_ids"] != truth(prompt, 8)
+
+
+def test_prompts_share_cached_blocks_only_under_an_equal_salt(start):
+    prompt, num_cached = prompt_of(70), []
+    with start() as llm:
+        for salt in (None, "a", "b", "a", None, None):
+            asked = {"prompt_token_ids": prompt, "cache_salt": salt}
+            (output,) = llm.generate([asked], greedy(2), use_tqdm=False)
+            num_cached.append(output.num_cached_tokens)
+        texts = [{"prompt": "w" * 40, "cache_salt": salt} for salt in ("a", "a", "b")]
+        for text in texts:
+            (output,) = llm.generate([text], greedy(2), use_tqdm=False)
+            num_cached.append(output.num_cached_tokens)
+        with pytest.raises(ValueError, match=r"prompt 1: cache_salt is '': .* 1 to 256"):
+            llm.generate([prompt, {"prompt": "x", "cache_salt": ""}], greedy(2), use_tqdm=False)
+    assert num_cached == [0, 0, 0, 64, 64, 64, 0, 32, 0]

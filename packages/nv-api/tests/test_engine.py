@@ -93,6 +93,18 @@ def test_cached_tokens_are_told_until_the_cache_is_reset(llm):
     assert num_cached[1] >= 32
 
 
+def test_the_times_of_a_request_are_in_order(llm):
+    aborted = llm.add_request("x", SamplingParams(max_tokens=4))
+    request = llm._session._processor._requests[aborted]
+    llm.abort_request(aborted)
+    assert request.output().metrics.first_scheduled_time is None
+    (output,) = llm.generate("x", SamplingParams(n=2, max_tokens=4), use_tqdm=False)
+    times = output.metrics
+    in_order = (times.arrival_time, times.first_scheduled_time, times.first_token_time)
+    assert sorted(in_order) == [*in_order]
+    assert times.first_token_time <= times.finished_time
+
+
 def test_the_types_of_the_results(llm):
     (output,) = llm.generate("x", SamplingParams(n=2, max_tokens=2), use_tqdm=False)
     assert isinstance(output, nv_api.RequestOutput)

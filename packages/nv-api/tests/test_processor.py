@@ -12,6 +12,7 @@ from nv_api.completion import Completion
 from nv_api.processor import Processor
 from nv_api.prompts import TokenPrompt
 from nv_api.session import Session
+from nv_api.structured import grammar_compiler
 from nv_api.tokenizer import Tokenizer
 from nv_engine import SamplingParams
 from tqdm import tqdm
@@ -41,7 +42,7 @@ def deltas(engine, processor, request):
 @pytest.mark.parametrize("burst", [1, 2, 7])
 def test_deltas_joined_are_the_output(engine, tokenizer, burst):
     engine.burst = burst
-    processor = Processor(engine, tokenizer)
+    processor = Processor(engine, tokenizer, grammar_compiler(lambda: None, engine))
     prompt = prompt_of(tokenizer, "héllo, 日本 🎉")
     (request,) = processor.add([prompt], [SamplingParams(max_tokens=100)])
     given = deltas(engine, processor, request)
@@ -53,7 +54,7 @@ def test_deltas_joined_are_the_output(engine, tokenizer, burst):
 
 @pytest.mark.parametrize("include", [False, True])
 def test_no_part_of_a_stop_string_is_in_a_delta(engine, tokenizer, include):  # N35
-    processor = Processor(engine, tokenizer)
+    processor = Processor(engine, tokenizer, grammar_compiler(lambda: None, engine))
     params = SamplingParams(stop=["OPS"], include_stop_str_in_output=include, max_tokens=100)
     (request,) = processor.add([prompt_of(tokenizer, "an OOPS here")], [params])
     given = [delta.text for delta in deltas(engine, processor, request)]
@@ -112,7 +113,7 @@ def test_a_character_cut_short_is_text_at_the_end(byte_level, stop, expected):
 
 
 def test_snapshots_grow(engine, tokenizer):
-    processor = Processor(engine, tokenizer)
+    processor = Processor(engine, tokenizer, grammar_compiler(lambda: None, engine))
     (request,) = processor.add([prompt_of(tokenizer, "abc")], [SamplingParams(n=2)])
     seen = []
     while processor.has_unfinished:
@@ -129,7 +130,7 @@ def test_snapshots_grow(engine, tokenizer):
 
 def test_a_completion_that_its_text_ended_is_aborted_while_its_siblings_run(engine, tokenizer):
     engine.answers = [tokenizer.encode(["ab STOP and more"])[0]]  # the second begins at "b"
-    processor = Processor(engine, tokenizer)
+    processor = Processor(engine, tokenizer, grammar_compiler(lambda: None, engine))
     params = SamplingParams(n=2, max_tokens=30, stop="STO")
     (request,) = processor.add([TokenPrompt("x", [5])], [params])
     while not request.completions[1].finished:
@@ -143,7 +144,7 @@ def test_a_completion_that_its_text_ended_is_aborted_while_its_siblings_run(engi
 
 
 def test_an_aborted_request_ends_with_what_it_has(engine, tokenizer):
-    processor = Processor(engine, tokenizer)
+    processor = Processor(engine, tokenizer, grammar_compiler(lambda: None, engine))
     (request,) = processor.add([prompt_of(tokenizer, "abc")], [SamplingParams(stop=["bcd"])])
     processor.process(engine.step().updates)
     processor.process(engine.step().updates)
@@ -156,7 +157,7 @@ def test_an_aborted_request_ends_with_what_it_has(engine, tokenizer):
 
 
 def test_an_error_ends_one_request_and_keeps_its_reason(engine, tokenizer):
-    processor = Processor(engine, tokenizer)
+    processor = Processor(engine, tokenizer, grammar_compiler(lambda: None, engine))
     bad, good = processor.add([prompt_of(tokenizer, text) for text in "ab"], [SamplingParams()] * 2)
     updates = engine.step().updates
     updates[0].token_ids, updates[0].finish_reason = [], "error"

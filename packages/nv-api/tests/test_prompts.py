@@ -26,6 +26,9 @@ class Index:
         ([{"prompt_token_ids": [1]}, "b"], [Prompt(None, [1]), Prompt("b", None)]),
         (UserDict(prompt="a"), [Prompt("a", None)]),
         ({"prompt": "a", "multi_modal_data": None}, [Prompt("a", None)]),
+        ({"prompt": "a", "cache_salt": "b"}, [Prompt("a", None, "b")]),
+        ({"prompt_token_ids": [1], "cache_salt": "b"}, [Prompt(None, [1], "b")]),
+        ({"prompt": "a", "cache_salt": None}, [Prompt("a", None)]),
         ([], []),
     ],
 )

@@ -11,6 +11,7 @@ import nv_api
 import pytest
 
 NAMES = [
+    "AsyncLLM",
     "CompletionOutput",
     "LLM",
     "Logprob",

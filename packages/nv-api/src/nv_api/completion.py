@@ -82,6 +82,11 @@ class Completion:
         return self.finish_reason is not None and self.begun is None
 
     @property
+    def has_news(self) -> bool:
+        """Whether a delta has a token that none had before, or the end."""
+        return len(self.token_ids) > self._given[1] or self.finished
+
+    @property
     def text(self) -> str:
         """The text so far, without bytes that may become a character or a stop string."""
         self._read_all()

@@ -90,11 +90,14 @@ class RequestMetrics:
 
     Attributes:
         arrival_time: the request was added.
+        first_scheduled_time: the engine first placed one of its completions on the device; None
+            until the first token, or its end, is known.
         first_token_time: its first token reached the host; None before.
         finished_time: its last completion ended; None before.
     """
 
     arrival_time: float
+    first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
 
@@ -106,7 +109,7 @@ class RequestOutput(dict[str, Any]):
     `output.outputs[0].text`.
 
     Args:
-        request_id: the id that `add_request` returned.
+        request_id: the id that `add_request` returned, or that the user gave (`AsyncLLM`).
         prompt: the prompt's text; None where token ids were given.
         prompt_token_ids: the prompt's tokens.
         outputs: one `CompletionOutput` per completion, in order of index.
@@ -128,7 +131,7 @@ class RequestOutput(dict[str, Any]):
     def __init__(
         self,
         *,
-        request_id: int,
+        request_id: int | str,
         prompt: str | None,
         prompt_token_ids: list[int],
         outputs: list[CompletionOutput],

@@ -5,10 +5,9 @@ reads deltas (a stream), snapshots (a server) or final outputs (a list) from the
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from nv_engine import EngineRequest
 from nv_engine.validation import numbered
@@ -18,15 +17,28 @@ from nv_api.completion import Completion
 from nv_api.logprobs import TokenText
 from nv_api.prompts import TokenPrompt
 from nv_api.request import Finished, Request
-from nv_api.structured import CompiledGrammar, Grammars
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from nv_engine import Engine, SamplingParams, SequenceUpdate
+    from nv_engine import Grammar, SamplingParams, SequenceUpdate, StructuredOutputsParams
 
 
 FIRST, END = slice(1), slice(sys.maxsize, None)
 """Slices of a list: its first entry; the place where an assignment appends."""
+
+
+CompileGrammar: TypeAlias = Callable[["StructuredOutputsParams"], "Grammar | None"]
+"""None: the engine's own process compiles it, of the request's parameters."""
+
+
+class Receiver(Protocol):
+    """What takes requests: an engine, or the way to one in another process."""
+
+    def add_list(self, requests: Iterable[EngineRequest], *, plain: bool) -> list[int]:
+        """Queue requests; returns their ids."""
+
+    def abort(self, request_id: int, index: int | None = None) -> object:
+        """End a request, or one of its completions."""
 
 
 class Processor:
@@ -35,11 +47,15 @@ class Processor:
     Args:
         engine: receives requests and aborts; its owner, the caller, steps it.
         tokenizer: None if there is no text, only token ids.
+        compile_grammar: makes a grammar of what a request asks for.
     """
 
-    def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, engine: Receiver, tokenizer: Tokenizer | None, compile_grammar: CompileGrammar
+    ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._compile_grammar = compile_grammar
         self._requests: dict[int, Request] = {}
         self.ended: list[Finished] = []
         """Completions that have ended, oldest first; the caller empties the list."""
@@ -64,12 +80,15 @@ class Processor:
         copies = {key: each.frozen() for key, each in distinct.items()}
         frozen = [copies[id(each)] for each in params]
         requested: list[EngineRequest] = []
-        made: dict[int, tuple[SamplingParams, CompiledGrammar | None]] = {}
+        made: dict[int, tuple[SamplingParams, Grammar | None]] = {}
         with numbered(requested, len(prompts)):
             for prompt, own in zip(prompts, frozen, strict=True):
                 if id(own) not in made:
                     made[id(own)] = self._lower(own), self._grammar(own)
-                requested.append(EngineRequest(prompt.token_ids, *made[id(own)]))
+                lowered, grammar = made[id(own)]
+                requested.append(
+                    EngineRequest(prompt.token_ids, lowered, grammar, cache_salt=prompt.cache_salt)
+                )
         ids = self._engine.add_list(requested, plain=True)
         try:
             requests = list(map(self._request, ids, prompts, frozen))
@@ -153,24 +172,10 @@ class Processor:
         more = params.bad_words_token_ids or ()
         return replace(params, bad_words_token_ids=[*more, *words]).frozen()
 
-    def _grammar(self, params: "SamplingParams") -> CompiledGrammar | None:
+    def _grammar(self, params: "SamplingParams") -> "Grammar | None":
         """Compile `structured_outputs`; None if the text is free."""
         wanted = params.structured_outputs
-        return None if wanted is None else self._grammars.compile(wanted)
-
-    @cached_property
-    def _grammars(self) -> Grammars:
-        """Compiles grammars for the tokenizer.
-
-        Raises:
-            ValueError: there is no tokenizer.
-        """
-        if self._tokenizer is None:
-            raise ValueError(
-                "structured_outputs needs a tokenizer and there is none (skip_tokenizer_init=True)"
-            )
-        facts = self._engine.facts
-        return Grammars(self._tokenizer.backend, facts.vocab_size, facts.eos_token_ids)
+        return None if wanted is None else self._compile_grammar(wanted)
 
     def _completion(self, index: int, prompt: TokenPrompt, params: "SamplingParams") -> Completion:
         token_text = self._token_text(params)

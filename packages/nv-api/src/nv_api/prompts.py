@@ -12,10 +12,10 @@ from nv_engine.values import shown
 from nv_api.tokenizer import Tokenizer
 
 PromptLike: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or a dict with "prompt" or "prompt_token_ids"."""
+"""A text, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt"."""
 
-KEYS = ("prompt", "prompt_token_ids")
-UNBUILT_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "cache_salt")
+KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+UNBUILT_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 FORMS = "a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 
 
@@ -24,6 +24,8 @@ class Prompt(NamedTuple):
 
     text: str | None
     token_ids: list[int] | None
+    cache_salt: str | None = None
+    """As the user gave it; the engine checks it."""
 
 
 class TokenPrompt(NamedTuple):
@@ -33,7 +35,7 @@ class TokenPrompt(NamedTuple):
     token_ids: list[int]
     """Plain ints: the engine does not check their types again."""
     cache_salt: str | None = None
-    """Prompts find only the cached prefixes of prompts with the same salt."""
+    """Only prompts with an equal salt share blocks of the prefix cache; the engine checks it."""
 
 
 def prompt_list(prompts: object) -> list[Prompt]:
@@ -79,7 +81,8 @@ def tokenize(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[Tok
         )
     encoded = iter(tokenizer.encode(texts) if tokenizer is not None else ())
     return [
-        TokenPrompt(p.text, next(encoded) if p.token_ids is None else p.token_ids) for p in prompts
+        TokenPrompt(p.text, next(encoded) if p.token_ids is None else p.token_ids, p.cache_salt)
+        for p in prompts
     ]
 
 
@@ -136,15 +139,15 @@ def _from_dict(prompt: Mapping[str, Any], name: str) -> Prompt:
             )
         if key not in KEYS + UNBUILT_KEYS:
             raise ValueError(
-                f"{name} has an unknown key {shown(key)}: it may have {' and '.join(KEYS)}"
+                f"{name} has an unknown key {shown(key)}: it may have {', '.join(KEYS)}"
             )
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    text, ids, salt = (prompt.get(key) for key in KEYS)
     if not isinstance(text, str | None):
         raise TypeError(f"{name} has {shown(text)} as its 'prompt': it must be a str")
     if ids is not None:
-        return Prompt(text, _token_ids(ids, name))
+        return Prompt(text, _token_ids(ids, name), salt)
     if text is None:
         raise ValueError(
             f"{name} is a dict without 'prompt' or 'prompt_token_ids': give one of them"
         )
-    return Prompt(checked_text(text, name), None)
+    return Prompt(checked_text(text, name), None, salt)

@@ -39,6 +39,7 @@ class Request:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._token_text = token_text
         self._arrival_time = time.monotonic()
+        self._scheduled_time: float | None = None
         self._first_token_time: float | None = None
         self._finished_time: float | None = None
 
@@ -51,9 +52,11 @@ class Request:
         """Apply an update to its completion, which does not count it yet; True if that ends."""
         completion = self.completions[update.index]
         completion.begin()
-        if self._first_token_time is None and update.token_ids:
-            self.num_cached_tokens = update.num_cached_tokens
-            self._first_token_time = time.monotonic()
+        if self._first_token_time is None:
+            self._scheduled_time = self._scheduled_time or update.scheduled_time
+            if update.token_ids:
+                self.num_cached_tokens = update.num_cached_tokens
+                self._first_token_time = time.monotonic()
         if update.prompt_logprobs is not None:  # the first token has no context, so no candidates
             entries = (candidates(entry, self._token_text) for entry in update.prompt_logprobs)
             self.prompt_logprobs = [None, *entries]
@@ -71,17 +74,26 @@ class Request:
             if not completion.finished:
                 completion.abort()
 
-    def output(self) -> RequestOutput:
-        """The request as users see it: a snapshot, final once the request has finished."""
+    def output(self, name: str | int | None = None) -> RequestOutput:
+        """The request as users see it: a snapshot, final once the request has finished.
+
+        Args:
+            name: the id that the user gave it; None: the engine's.
+        """
         return RequestOutput(
-            request_id=self.request_id,
+            request_id=self.request_id if name is None else name,
             prompt=self.prompt.text,
             prompt_token_ids=self.prompt.token_ids,
             outputs=[completion.output() for completion in self.completions],
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=RequestMetrics(self._arrival_time, self._first_token_time, self._finished_time),
+            metrics=RequestMetrics(
+                arrival_time=self._arrival_time,
+                first_scheduled_time=self._scheduled_time,
+                first_token_time=self._first_token_time,
+                finished_time=self._finished_time,
+            ),
         )
 
 

@@ -18,6 +18,7 @@ from nv_api.processor import END, Processor
 from nv_api.progress import Progress, UseTqdm
 from nv_api.prompts import TokenPrompt
 from nv_api.request import Finished, Request
+from nv_api.structured import grammar_compiler
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class Session:
 
     def __init__(self, engine: "Engine", tokenizer: Tokenizer | None) -> None:
         self._engine = engine
-        self._processor = Processor(engine, tokenizer)
+        backend = None if tokenizer is None else tokenizer.backend
+        compiler = grammar_compiler(lambda: backend, engine)
+        self._processor = Processor(engine, tokenizer, compiler)
         self._kept: list[Finished] = []  # ended, not yet returned by `step`
         self._num_warned = 0  # `step` has warned of errors among the first so many
         self._warned_of_full_pool = False

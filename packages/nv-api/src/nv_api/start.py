@@ -9,12 +9,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nv_engine import Engine, SamplingParams
+from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import ModelConfig, resolve
 
 from nv_api import options as keywords
 from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer, load_tokenizer
+
+
+class Prepared(NamedTuple):
+    """A model that is known, and not loaded."""
+
+    engine: EngineConfig
+    """What to make the engine of."""
+    tokenizer: Tokenizer | None
+    """None: only token ids go in and come out."""
+    default_params: SamplingParams
+    """The checkpoint's recommendation."""
+    own_length: int
+    """Most tokens of a text of the model's."""
 
 
 class Started(NamedTuple):
@@ -23,28 +36,30 @@ class Started(NamedTuple):
     session: Session
     """Owns the engine."""
     tokenizer: Tokenizer | None
-    """None: only token ids go in and come out."""
     default_params: SamplingParams
-    """The checkpoint's recommendation."""
 
 
 def start(model: str, options: Mapping[str, Any]) -> Started:
     """Load a model; arguments and errors are those of `LLM`."""
-    given = keywords.parse(model, options)
-    path = resolve(model, given.engine.revision)
+    prepared = prepare(keywords.parse(model, options))
+    keywords.warn_of_length(options, prepared.own_length)
+    session = Session(Engine(prepared.engine), prepared.tokenizer)
+    return Started(session, prepared.tokenizer, prepared.default_params)
+
+
+def prepare(given: keywords.Options) -> Prepared:
+    """Find a model's files and load its tokenizer; errors are those of `LLM`."""
+    path = resolve(given.engine.model, given.engine.revision)
     config = ModelConfig.from_path(path)  # first: it refuses what is not supported
-    keywords.warn_of_length(options, config.max_length)
     default_params = _default_params(path, config)
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
-    engine = Engine(
-        replace(
-            given.engine,
-            model=str(path),
-            tokenizer_eos_token_ids=tokenizer.eos_token_ids if tokenizer else (),
-            tokenizer_num_ids=tokenizer.num_ids if tokenizer else None,
-        )
+    engine = replace(
+        given.engine,
+        model=str(path),
+        tokenizer_eos_token_ids=tokenizer.eos_token_ids if tokenizer else (),
+        tokenizer_num_ids=tokenizer.num_ids if tokenizer else None,
     )
-    return Started(Session(engine, tokenizer), tokenizer, default_params)
+    return Prepared(engine, tokenizer, default_params, config.max_length)
 
 
 def _default_params(path: Path, config: ModelConfig) -> SamplingParams:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 from nv_engine.values import MAX_SHOWN, shown
@@ -20,7 +20,7 @@ from nv_api.gbnf import is_gbnf, to_lark
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from nv_engine import GrammarSource, StructuredOutputsParams
+    from nv_engine import Engine, GrammarSource, StructuredOutputsParams
     from transformers import PreTrainedTokenizerBase
 
 NUM_GRAMMARS = 256
@@ -111,6 +111,28 @@ class Grammars:
             message = f"structured_outputs.{source.kind} is {shown(source.text)}: {error}"
             raise ValueError(message) from None
         return CompiledGrammar(matcher, self._tokenizer, self._num_mask_bytes)
+
+
+def grammar_compiler(
+    load: "Callable[[], PreTrainedTokenizerBase | None]", engine: "Engine"
+) -> "Callable[[StructuredOutputsParams], CompiledGrammar]":
+    """A function that compiles what a request asks for; the first call makes the `Grammars`.
+
+    Args:
+        load: returns the tokenizer, or None if there is none.
+        engine: of the model.
+    """
+
+    @cache
+    def grammars() -> Grammars:
+        backend = load()
+        if backend is None:
+            raise ValueError(
+                "structured_outputs needs a tokenizer and there is none (skip_tokenizer_init=True)"
+            )
+        return Grammars(backend, engine.facts.vocab_size, engine.facts.eos_token_ids)
+
+    return lambda asked: grammars().compile(asked)
 
 
 def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":

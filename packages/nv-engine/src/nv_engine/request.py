@@ -21,9 +21,12 @@ class EngineRequest:
         grammar: what `params.structured_outputs` asks for, compiled; None if it asks for nothing.
         request_id: an id from 0 to 2**63 - 1 that no unfinished request has; None: the next free
             one.
+        cache_salt: only requests with an equal salt share blocks of the prefix cache: 1 to 256
+            characters. None: shared with all other requests without a salt.
     """
 
     token_ids: Iterable[int]
     params: SamplingParams
     grammar: Grammar | None = None
     request_id: int | None = None
+    cache_salt: str | None = None

@@ -1,8 +1,8 @@
 """Validation: whether a request may run on a model, and how long its sequences may become.
 
-Owns the checks that need the model's facts, that of a request's id, the length limit, and their
-sentences. Never queues anything. (An admission, elsewhere in this package, is a sequence that takes
-a slot.)
+Owns the checks that need the model's facts, those of a request's id and salt, the length limit, and
+their sentences. Never queues anything. (An admission, elsewhere in this package, is a sequence that
+takes a slot.)
 """
 
 from array import array
@@ -20,6 +20,8 @@ from nv_engine.values import integer, shown
 
 MAX_ID = 2**63 - 1
 """Largest id that a user may give a request."""
+MAX_SALT = 256
+"""Most characters of a salt of the prefix cache."""
 
 
 @contextmanager
@@ -40,6 +42,25 @@ def plain_id(request_id: int) -> int:
         ValueError: it is not an integer, or below 0 or above MAX_ID.
     """
     return integer("request_id", request_id, 0, MAX_ID, hint="or leave it out: the next free one")
+
+
+def plain_salt(cache_salt: str | None) -> bytes:
+    """The salt of a request's blocks in the prefix cache; b"" if it has none.
+
+    Raises:
+        ValueError: it is not a str of 1 to MAX_SALT characters, or not valid Unicode.
+    """
+    if cache_salt is None:
+        return b""
+    if isinstance(cache_salt, str) and 1 <= len(cache_salt) <= MAX_SALT:
+        try:
+            return cache_salt.encode()
+        except UnicodeEncodeError:
+            pass
+    raise ValueError(
+        f"cache_salt is {shown(cache_salt)}: it must be a str of 1 to {MAX_SALT} characters, in "
+        "valid Unicode (or leave it out, to share cached prefixes)"
+    )
 
 
 def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = False) -> list[int]:

@@ -4,7 +4,8 @@ The next token is a hash of the numbers that it reads back through the block tab
 that a wrong, stale or overwritten block changes the output. Every chunk hashes everything it reads:
 at a hundred numbers that is a microsecond, and needs no trust in what was checked before. What a
 hash cannot show is asserted: rows of chunks that do not follow each other, slots and blocks handed
-on while an unread step uses them, blocks found before their step was read, copies that chain.
+on while an unread step uses them, blocks found before their step was read, copies that chain,
+blocks that another salt wrote.
 """
 
 from collections import Counter, deque
@@ -16,7 +17,7 @@ from nv_engine.batch import StepResult
 class Row:
     """What a slot holds from one admission to the next."""
 
-    def __init__(self, admission):
+    def __init__(self, admission, salt):
         self.tokens = admission.token_ids
         self.seed = draw_seed(admission.params, admission.seed)
         self.min_length = admission.prompt_len + admission.params.min_tokens
@@ -24,6 +25,7 @@ class Row:
         self.prompt = admission.token_ids[: admission.prompt_len]
         self.wants_logprobs = admission.params.logprobs is not None
         self.wants_prompt = admission.prompt_logprobs is not None
+        self.salt = salt
         self.table = []
         self.length = None  # tokens computed; None: nothing yet
         self.last = None  # the token that it drew last
@@ -42,13 +44,15 @@ class FakePending:
 class FakeExecutor:
     """Carries out batches one after another, as a CUDA stream does."""
 
-    def __init__(self, facts, max_num_seqs, max_num_tokens):
+    def __init__(self, facts, max_num_seqs, max_num_tokens, salt_of):
         self.facts = facts
         self.max_num_seqs, self.max_num_tokens = max_num_seqs, max_num_tokens
         size = facts.block_size
         self.cells = [[UNWRITTEN] * size for _ in range(facts.num_blocks)]
         self.writer = [None] * facts.num_blocks  # the row that wrote a block last
         self.written = [0] * facts.num_blocks  # and the number of that batch
+        self.salts = [None] * facts.num_blocks  # and the salt of its request
+        self.salt_of = salt_of  # of the request in a slot
         self.reading = Counter()  # block -> chunks of unread steps that read it
         self.rows = {}
         self.unread = deque()
@@ -62,7 +66,7 @@ class FakeExecutor:
         for admission in batch.admissions:
             assert 0 <= admission.slot < self.max_num_seqs
             assert all(admission.slot not in step.slots for step in self.unread), "slot in use"
-            self.rows[admission.slot] = Row(admission)
+            self.rows[admission.slot] = Row(admission, self.salt_of(admission.slot))
         for append in batch.appends:
             self._append(append)
         self._copy(batch.copies)
@@ -121,6 +125,7 @@ class FakeExecutor:
             self.cells[destination][:] = [UNWRITTEN] * self.facts.block_size
             self.cells[destination][:count] = self.cells[source][:count]
             self.written[destination] = self.num_batches
+            self.salts[destination] = self.salts[source]
 
     def _logprobs(self, batch, steps):
         """Say nothing but the token itself, of drawn tokens and of the prompts'."""
@@ -170,6 +175,8 @@ class FakeExecutor:
             if self.writer[block] is not row:
                 assert not self.reading[block], "a block is overwritten under an unread step"
                 self.writer[block] = row
+                if position % size == 0:
+                    self.salts[block] = row.salt
             previous = next_cell(previous, token)
             self.cells[block][position % size] = previous
             self.written[block] = self.num_batches
@@ -178,6 +185,7 @@ class FakeExecutor:
         cells = []
         for block in row.table[: -(-end // self.facts.block_size)]:
             cells += self.cells[block]
+            assert self.salts[block] == row.salt, "a block of another salt is read"
         del cells[end:]
         assert UNWRITTEN not in cells, "a token that was never computed is read"
         return cells

@@ -28,10 +28,13 @@ class Simulation:
             mixed_steps=mixed,
         )
         config = EngineConfig(model="fake", seed=seed, **options)
-        self.executor = FakeExecutor(facts, config.max_num_seqs, config.max_num_batched_tokens)
+        self.executor = FakeExecutor(
+            facts, config.max_num_seqs, config.max_num_batched_tokens, self.salt_in
+        )
         self.engine = Engine(config, self.executor)
         self.max_model_len, self.capacity = max_model_len, num_blocks * block_size + 1
         self.requests = {}
+        self.salts = {}
         self.tokens = {}
         self.logprobs = {}
         self.prompt_logprobs = {}
@@ -39,11 +42,16 @@ class Simulation:
         self._num_told = 0  # of finished
         self.outputs = []
 
-    def add(self, prompt, params):
+    def salt_in(self, slot):
+        """The salt that the request in a slot came with."""
+        return self.salts[self.engine._scheduler._running.by_slot[slot].request_id]
+
+    def add(self, prompt, params, salt=None):
         stream = (self.engine.config.seed, self.engine.metrics.num_requests)
         if params.seed is not None:
             stream = (params.seed,)
-        request_id = self.engine.add(EngineRequest(prompt, params))
+        request_id = self.engine.add(EngineRequest(prompt, params, cache_salt=salt))
+        self.salts[request_id] = salt
         self.requests[request_id] = (list(prompt), params, stream)
         for index in range(params.n):
             self.tokens[request_id, index] = []

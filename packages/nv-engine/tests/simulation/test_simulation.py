@@ -4,6 +4,7 @@
 """
 
 import random
+from itertools import cycle
 
 import pytest
 from hypothesis import given, settings
@@ -53,7 +54,9 @@ def next_turns(sim, rng, size, longest):
             yield prompt, random_params(rng, size, len(prompt))
 
 
-def run_trial(simulation, rng, depth, burst, size):
+def run_trial(simulation, rng, depth, burst, size, salts=(None,)):
+    """One load to its end; its requests take `salts` in turn."""
+    turns = cycle(salts)
     load = list(random_load(rng, size))
     longest = max(len(prompt) for _, prompt, _, _ in load)
     least = -(-longest // size)
@@ -74,7 +77,7 @@ def run_trial(simulation, rng, depth, burst, size):
     while load or sim.engine.has_unfinished:
         while load and load[-1][0] <= step:
             _, prompt, params, abort = load.pop()
-            request_id = sim.add(prompt, params)
+            request_id = sim.add(prompt, params, next(turns))
             if abort is not None:
                 aborts.append((abort, request_id, rng.choice((None, 0, 1))))
         for when, request_id, index in aborts:
@@ -82,7 +85,7 @@ def run_trial(simulation, rng, depth, burst, size):
                 sim.abort(request_id, index)
         sim.step()
         for prompt, params in next_turns(sim, rng, size, longest):
-            sim.add(prompt, params)
+            sim.add(prompt, params, next(turns))
         step += 1
         assert step < 50_000, "no progress"
     sim.check()

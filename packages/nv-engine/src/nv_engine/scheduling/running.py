@@ -68,7 +68,7 @@ class RunningSequences:
                 return table
         # Cached tokens are not computed, so they give no prompt log-probabilities.
         known = () if sequence.prompt_logprobs is not None else sequence.token_ids
-        return self.blocks.match(known, chain=sequence.chain)
+        return self.blocks.match(known, sequence.salt, sequence.chain)
 
     def _fill(self, table: BlockTable, num_tokens: int) -> bool:
         """Allocate whole blocks for a new table's tokens, or return False."""

@@ -1,0 +1,490 @@
+"""AsyncLLM: prompts in, texts out, for many tasks of one event loop.
+
+Owns the front end: the requests in flight, who waits for them, and the process of the engine. Never
+steps the engine (the host does).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nv_engine import EngineMetrics, ModelFacts, SamplingParams
+from nv_engine.log import LOGGER
+
+from nv_api import options as keywords
+from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
+from nv_api.host.client import HostClient
+from nv_api.host.frames import (
+    Accepted,
+    Failed,
+    FromHost,
+    Log,
+    Lost,
+    Ready,
+    Refused,
+    Reset,
+    Start,
+    Stats,
+    Step,
+    Stop,
+)
+from nv_api.host.process import HostProcess
+from nv_api.outputs import CompletionOutput, RequestOutput
+from nv_api.processor import Processor
+from nv_api.prompts import PromptLike, TokenPrompt, single_prompt, tokenize
+from nv_api.request import Request
+from nv_api.start import Prepared, prepare
+from nv_api.tokenizer import Tokenizer, existing
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NUM_TEXT_THREADS = 2
+"""Templates and long texts are made into ids beside the event loop; the tokenizer releases the
+interpreter meanwhile."""
+CLOSE_SECONDS = 5.0
+DEAD = "the engine's process ended ({}): its log has the reason; start it anew"
+ERRORS = {
+    kind.__name__: kind
+    for kind in (ValueError, TypeError, NotImplementedError, ImportError, FileNotFoundError)
+}
+"""Errors of the host that this process raises as what they are; others become RuntimeErrors."""
+
+T = TypeVar("T")
+
+
+class EngineDead(RuntimeError):
+    """The engine runs nothing more: its process or its device is lost, or it is closed."""
+
+
+class Stream:
+    """One request in flight: iterate to read what is new.
+
+    Nothing is buffered but the completions themselves: a slow reader gets several tokens in one
+    delta. Use it as an async context manager, so that a task that is cancelled aborts the request.
+
+    Attributes:
+        request: the completions, and the request as users see it (`request.output()`).
+    """
+
+    def __init__(self, request: Request, abort: Callable[[], None]) -> None:
+        self.request = request
+        self._abort = abort
+        self._running = list(request.completions)
+        self._news: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> list[CompletionOutput]:
+        """The deltas since the last call, one per completion that has news.
+
+        Raises:
+            EngineDead: the engine is gone, and everything that it gave has been read.
+            RuntimeError: the tokenizer cannot make the text.
+        """
+        while not (deltas := self._deltas()):
+            if self._error is not None:
+                raise self._error
+            if not self._running:
+                raise StopAsyncIteration
+            self._news = asyncio.get_running_loop().create_future()
+            await self._news
+        return deltas
+
+    def abort(self) -> None:
+        """End the request; its completions end with finish_reason "abort"."""
+        if not self.request.finished:
+            self._abort()
+            self.wake()
+
+    def wake(self) -> None:
+        """Tell the reader that there may be news."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Raise this in the reader once it has read what there is."""
+        self._error = error
+        self.wake()
+
+    def close(self) -> None:
+        """Give no deltas any more."""
+        self._running.clear()
+
+    async def __aenter__(self) -> "Stream":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+    def _deltas(self) -> list[CompletionOutput]:
+        deltas = []
+        for completion in tuple(self._running):
+            if not completion.has_news:
+                continue
+            delta = completion.delta()
+            if delta.finish_reason is not None:
+                self._running.remove(completion)
+            deltas.append(delta)
+        return deltas
+
+
+class AsyncLLM:
+    """A model in a process of its own, for asyncio; names follow vLLM's `AsyncLLM`.
+
+    `LLM` for one event loop: any number of tasks may call it at once. The model loads after the
+    first `await`; `ready` waits for it, and every request does.
+
+    Args:
+        model: as of `LLM`.
+        **options: as of `LLM`.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: an option is wrong; as `LLM`. What only the
+            model's files show is raised by `ready`.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
+        self._options = dict(options)
+        self._given = keywords.parse(str(model), options)
+        self._process = HostProcess()  # imports torch while the files are read
+        self.loss: str | None = None
+        """Why nothing runs any more; None while it does."""
+        self.stats = EngineMetrics()
+        """The newest counters of the engine."""
+        self.on_step: Callable[[Step], None] = lambda _: None
+        """Called with each step, once its tokens are in their requests."""
+        self.last_sign = time.monotonic()
+        """When the host last sent something: at work a step, and idle its counters each second."""
+        self._prepared: Prepared | None = None
+        self._preparing: asyncio.Task[Prepared] | None = None
+        self._facts: ModelFacts | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._started: asyncio.Future[None] | None = None
+        self._client = HostClient(self._receive, self._end)
+        self._processor: Processor | None = None
+        self._streams: dict[int, Stream] = {}
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._names: dict[str | int, int] = {}
+        self._texts = ThreadPoolExecutor(NUM_TEXT_THREADS, "nv text")
+
+    async def ready(self) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            ValueError, FileNotFoundError, …: it cannot be loaded; as `LLM`.
+            EngineDead: the engine's process ended.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests run: the model is loaded, and nothing is lost."""
+        return self._facts is not None and self.loss is None
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The loaded model's numbers."""
+        assert self._facts is not None, "the model is loaded: await ready()"
+        return self._facts
+
+    @property
+    def text(self) -> Tokenizer | None:
+        """The tokenizer as nv uses it; None if there is none."""
+        return self._known().tokenizer
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests in flight."""
+        return len(self._streams)
+
+    def get_tokenizer(self) -> "PreTrainedTokenizerBase":
+        """The transformers tokenizer.
+
+        Raises:
+            ValueError: there is no tokenizer (`skip_tokenizer_init=True`).
+        """
+        return existing(self.text).backend
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of what generation_config.json recommends, with our defaults for the rest."""
+        return self._known().default_params.clone()
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | int | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete one prompt.
+
+        Args:
+            prompt: as one of `LLM.generate`.
+            sampling_params: None: the checkpoint's recommendation.
+            request_id: a name for `abort` and for the outputs, that no request in flight has.
+
+        Yields:
+            The request so far, whenever there is more of it; the last one is finished.
+
+        Raises:
+            ValueError, TypeError, NotImplementedError: as `LLM.generate`, before the first output.
+            EngineDead: the engine's process or its device is lost.
+        """
+        (tokenized,) = await self.tokenize([prompt])
+        async for output in self._outputs(tokenized, sampling_params, request_id):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | int | None = None,
+        **rendering: Any,  # noqa: ANN401
+    ) -> AsyncGenerator[RequestOutput]:
+        """Answer one conversation; outputs and errors as `generate`.
+
+        Args:
+            messages: dicts with "role" and "content", in order.
+            sampling_params: as in `generate`.
+            request_id: as in `generate`.
+            **rendering: as of `LLM.chat`, from `chat_template` on.
+        """
+        prompt = await self.chat_prompt(messages, Rendering(**rendering))
+        async for output in self._outputs(prompt, sampling_params, request_id):
+            yield output
+
+    async def abort(self, request_id: str | int) -> None:
+        """End a request, whose outputs end; an unknown or finished one is a no-op."""
+        if stream := self._streams.get(self._names.get(request_id, -1)):
+            stream.abort()
+
+    async def submit(
+        self, prompt: TokenPrompt, sampling_params: SamplingParams | None = None
+    ) -> Stream:
+        """Queue a request, and wait until the engine has accepted it.
+
+        Raises:
+            ValueError, NotImplementedError, ImportError: the engine refuses it; as `LLM.generate`.
+            EngineDead: the engine's process or its device is lost.
+        """
+        await self.ready()
+        self._check_alive()
+        assert self._processor is not None
+        params = sampling_params or self._known().default_params
+        (request,) = self._processor.add([prompt], [params])
+        number = request.request_id
+        stream = self._streams[number] = Stream(request, partial(self._drop, number))
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            await answer
+        except BaseException:
+            self._drop(number)
+            raise
+        finally:
+            self._answers.pop(number, None)
+        return stream
+
+    async def tokenize(self, prompts: Sequence[PromptLike]) -> list[TokenPrompt]:
+        """Prompts as token ids, made in a thread; raises as `LLM.generate`."""
+        await self._prepare()
+        named = [single_prompt(prompt) for prompt in prompts]
+        return await self._in_thread(lambda: tokenize(named, self.text))
+
+    async def chat_prompt(self, messages: Sequence[Message], rendering: Rendering) -> TokenPrompt:
+        """The prompt of a conversation, made in a thread; raises as `LLM.chat`."""
+        await self._prepare()
+        (conversation,) = conversation_list([messages])
+        return await self._in_thread(lambda: chat_prompt(self.text, conversation, rendering))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget every cached prefix; returns True."""
+        await self.ready()
+        self._client.send(Reset())
+        return True
+
+    async def close(self) -> None:
+        """Stop the engine; unfinished requests raise EngineDead. A second call is a no-op."""
+        if self.loss is None:
+            self.loss = "this AsyncLLM is closed: make a new one"
+        self._client.send(Stop())
+        self._client.close()
+        if self._starting is None:
+            self._process.end.close()  # no transport has it
+        await asyncio.to_thread(self._stop, self._process)
+        self._fail_all()
+        self._texts.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> "AsyncLLM":
+        await self.ready()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def _outputs(
+        self, prompt: TokenPrompt, params: SamplingParams | None, name: str | int | None
+    ) -> AsyncGenerator[RequestOutput]:
+        if name is not None and name in self._names:
+            raise ValueError(f"request_id is {name!r}: a request in flight has that id")
+        stream = await self.submit(prompt, params)
+        if name is not None:
+            self._names[name] = stream.request.request_id
+        try:
+            async with stream:
+                async for _ in stream:
+                    yield stream.request.output(name)
+        finally:
+            if name is not None:
+                self._names.pop(name, None)
+
+    async def _start(self) -> None:
+        """Read the model's files, and have the host make the engine."""
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        await self._client.connect(self._process.end)
+        prepared = await self._prepare()
+        keywords.warn_of_length(self._options, prepared.own_length)
+        given = self._given
+        source = None if given.skip_tokenizer_init else given.tokenizer or prepared.engine.model
+        tokenizer = None if source is None else str(source)
+        self._client.send(Start(prepared.engine, tokenizer, given.tokenizer_mode))
+        await self._started
+
+    async def _prepare(self) -> Prepared:
+        """Read the model's files, once."""
+        if self._preparing is None:
+            self._preparing = asyncio.create_task(self._in_thread(partial(prepare, self._given)))
+        self._prepared = await asyncio.shield(self._preparing)
+        return self._prepared
+
+    def _known(self) -> Prepared:
+        assert self._prepared is not None, "the model is known: await ready()"
+        return self._prepared
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run text work beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._texts, work)
+
+    def _check_alive(self) -> None:
+        if self.loss is not None:
+            raise EngineDead(self.loss)
+
+    def _receive(self, frame: FromHost) -> None:
+        """Handle a frame of the host's."""
+        self.last_sign = time.monotonic()
+        match frame:
+            case Step():
+                self._step(frame)
+            case Stats(metrics):
+                self.stats = metrics
+            case Accepted(request_id):
+                if answer := self._waiting(request_id):
+                    answer.set_result(None)
+            case Refused(request_id, kind, message):
+                if answer := self._waiting(request_id):
+                    answer.set_exception(ERRORS.get(kind, EngineDead)(message))
+            case Ready(facts):
+                self._facts = facts
+                self._processor = Processor(self._client, self.text, lambda _: None)
+                self._settle(None)
+            case Failed(kind, message):
+                self._settle(ERRORS.get(kind, RuntimeError)(message))
+            case Lost(message):
+                self.loss = message
+            case Log(level, message):
+                LOGGER.log(level, "%s", message)
+
+    def _waiting(self, request_id: int) -> "asyncio.Future[None] | None":
+        """Who waits for the answer to a request; None if nobody does any more."""
+        answer = self._answers.get(request_id)
+        return None if answer is None or answer.done() else answer
+
+    def _settle(self, error: BaseException | None) -> None:
+        """End the start."""
+        if self._started is None or self._started.done():
+            return
+        if error is None:
+            self._started.set_result(None)
+        else:
+            self.loss = str(error)
+            self._started.set_exception(error)
+
+    def _step(self, frame: Step) -> None:
+        """Hand a step's tokens to their requests, and wake the readers."""
+        assert self._processor is not None
+        touched = {update.request_id for update in frame.updates}
+        updates = list(frame.updates)
+        while updates:
+            try:
+                self._processor.process(updates)
+            except (
+                Exception
+            ) as error:  # a tokenizer's, of whatever kind: it ends this request alone
+                self._fail_first(updates, error)
+        self._processor.ended.clear()
+        for request_id in touched:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                if stream.request.finished:
+                    del self._streams[request_id]
+                stream.wake()
+        self.on_step(frame)
+
+    def _fail_first(self, updates: list[Any], error: Exception) -> None:
+        """End the request whose text cannot be made; the other updates are intact."""
+        assert self._processor is not None
+        update = updates.pop(0)
+        LOGGER.log(logging.ERROR, "request %d: no text", update.request_id, exc_info=error)
+        stream = self._streams.pop(update.request_id, None)
+        self._processor.abort(update.request_id)
+        if stream is not None:
+            stream.close()
+            stream.fail(RuntimeError(f"the text cannot be made: {type(error).__name__}: {error}"))
+
+    def _drop(self, request_id: int) -> None:
+        """Abort a request and forget it."""
+        self._streams.pop(request_id, None)
+        if self._processor is not None:
+            self._processor.abort(request_id)
+
+    def _end(self) -> None:
+        """The connection is gone: whatever is in flight fails."""
+        if self.loss is None:
+            self.loss = DEAD.format(self._process.ending())
+            LOGGER.error("%s", self.loss)
+        self._settle(EngineDead(self.loss))
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        assert self.loss is not None
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(EngineDead(self.loss))
+        for stream in tuple(self._streams.values()):
+            stream.fail(EngineDead(self.loss))
+        self._streams.clear()
+
+    @staticmethod
+    def _stop(process: HostProcess) -> None:
+        process.wait(CLOSE_SECONDS)
+        process.kill()
+        process.reap()

@@ -1,0 +1,71 @@
+"""HostClient: the front end's end of the socket, in an event loop.
+
+Owns the ids of requests and the frames on their way. Never makes text.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterable
+
+from nv_engine import EngineRequest
+
+from nv_api.host.frames import FROM_HOST, Abort, FrameBuffer, FromHost, ToHost, add_of, packed
+
+
+class HostClient(asyncio.Protocol):
+    """Sends requests to a host, and hands on what comes back.
+
+    Args:
+        receive: gets each frame, on the loop.
+        end: called once when the connection is gone.
+    """
+
+    def __init__(self, receive: Callable[[FromHost], None], end: Callable[[], None]) -> None:
+        self._receive = receive
+        self._end = end
+        self._received = FrameBuffer()
+        self._transport: asyncio.Transport | None = None
+        self._next_id = 0
+
+    async def connect(self, end: socket.socket) -> None:
+        """Use this end of a socket pair from now on."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=end)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the way out."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on the frames that are whole."""
+        for body in self._received.push(data):
+            self._receive(FROM_HOST.decode(body))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The host is gone, or this end was closed."""
+        self._transport = None
+        self._end()
+
+    def send(self, frame: ToHost) -> None:
+        """Send a frame; to a host that is gone, nothing."""
+        if self._transport is not None:
+            self._transport.write(packed(frame))
+
+    def add_list(self, requests: Iterable[EngineRequest], *, plain: bool) -> list[int]:
+        """Send requests; whether each is accepted comes later. Returns their ids."""
+        assert plain, "ids travel as plain ints"
+        ids: list[int] = []
+        for request in requests:
+            ids.append(self._next_id)
+            self._next_id += 1
+            self.send(add_of(request, ids[-1]))
+        return ids
+
+    def abort(self, request_id: int, index: int | None = None) -> None:
+        """End a request, or one of its completions."""
+        self.send(Abort(request_id, index))
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,167 @@
+"""Host: drives one engine for a front end.
+
+Owns when the engine steps: as long as there is work, and otherwise it waits for a frame. Never sees
+text, but for the grammars, which it compiles in a thread so that no other request waits.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from nv_api.host.frames import (
+    Abort,
+    Accepted,
+    Add,
+    Lost,
+    Refused,
+    Reset,
+    Stats,
+    Step,
+    Stop,
+    ToHost,
+    request_of,
+    with_grammar,
+)
+from nv_api.host.wire import Wire
+
+if TYPE_CHECKING:
+    from nv_engine import Engine, EngineRequest, Grammar, StructuredOutputsParams
+
+IDLE_SECONDS = 1.0
+"""Longest wait for a frame; then the front end gets the counters anew."""
+STATS_SECONDS = 0.1
+"""Between two records of the engine's counters while it works."""
+DRAIN_SECONDS = 5.0
+NUM_COMPILERS = 2
+"""Grammars compiled at once; the rest wait for their turn."""
+REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError)
+"""Errors of a request, which leave the engine as it was."""
+
+Compile = Callable[["StructuredOutputsParams"], "Grammar"]
+
+
+class Host:
+    """Runs an engine until the front end stops it or is gone.
+
+    Args:
+        engine: belongs to the host, which closes it.
+        wire: the connection.
+        compile_grammar: makes a grammar of what a request asks for; raises as `Grammars.compile`.
+    """
+
+    def __init__(self, engine: "Engine", wire: Wire, compile_grammar: Compile) -> None:
+        self._engine = engine
+        self._wire = wire
+        self._compile = compile_grammar
+        self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "nv grammar")
+        self._compiling: dict[int, EngineRequest] = {}
+        self._compiled: SimpleQueue[tuple[int, Future[Grammar]]] = SimpleQueue()
+        self._stats_at = 0.0
+        self._is_stopped = False
+
+    def run(self) -> None:
+        """Serve until the end."""
+        try:
+            while self._wire.is_open and not self._is_stopped:
+                self._serve()
+            self._wire.drain(DRAIN_SECONDS)
+        finally:
+            self._compilers.shutdown(wait=False, cancel_futures=True)
+            self._wire.close()
+            self._engine.close()
+
+    def _serve(self) -> None:
+        """Take in what has come, and run one step if there is work."""
+        is_busy = self._engine.has_unfinished
+        frames = self._wire.receive(0.0 if is_busy else IDLE_SECONDS)
+        for frame in frames:
+            self._take(frame)
+        self._add_compiled()
+        if self._engine.has_unfinished:
+            self._step()
+        elif is_busy or frames or self._is_due(IDLE_SECONDS):
+            self._send_stats()
+
+    def _take(self, frame: ToHost) -> None:
+        match frame:
+            case Add():
+                self._add(frame)
+            case Abort(request_id, index):
+                if index is None:
+                    self._compiling.pop(request_id, None)
+                self._engine.abort(request_id, index)
+            case Reset():
+                self._engine.reset_prefix_cache()
+            case Stop():
+                self._is_stopped = True
+
+    def _add(self, frame: Add) -> None:
+        """Queue a request; one with a grammar first goes to a thread that compiles it."""
+        request_id = frame.request_id
+        try:
+            request = request_of(frame)
+        except REFUSALS as error:
+            self._refuse(request_id, error)
+            return
+        form = request.params.structured_outputs
+        if form is None:
+            self._queue(request_id, request)
+            return
+        self._compiling[request_id] = request
+        compiled = self._compilers.submit(self._compile, form)
+        compiled.add_done_callback(lambda done: self._note(request_id, done))
+
+    def _note(self, request_id: int, compiled: "Future[Grammar]") -> None:
+        """On a compiler's thread: hand the grammar to the host's own."""
+        self._compiled.put((request_id, compiled))
+        self._wire.ring()
+
+    def _add_compiled(self) -> None:
+        """Queue the requests whose grammars are ready; those aborted meanwhile are forgotten."""
+        while True:
+            try:
+                request_id, compiled = self._compiled.get_nowait()
+            except Empty:
+                return
+            request = self._compiling.pop(request_id, None)
+            if request is None or compiled.cancelled():
+                continue
+            if isinstance(error := compiled.exception(), REFUSALS):
+                self._refuse(request_id, error)
+            else:
+                self._queue(request_id, with_grammar(request, compiled.result()))
+
+    def _queue(self, request_id: int, request: "EngineRequest") -> None:
+        try:
+            self._engine.add(request)
+        except (*REFUSALS, RuntimeError) as error:
+            self._refuse(request_id, error)
+        else:
+            self._wire.send(Accepted(request_id))
+
+    def _refuse(self, request_id: int, error: BaseException) -> None:
+        self._wire.send(Refused(request_id, type(error).__name__, str(error)))
+
+    def _step(self) -> None:
+        """Step the engine and send what it gave; of a lost device, the reason."""
+        output = self._engine.step()
+        if output.updates or output.num_prefill_tokens or output.num_decode_tokens:
+            self._wire.send(
+                Step(output.updates, output.num_prefill_tokens, output.num_decode_tokens)
+            )
+        if self._is_due(STATS_SECONDS):
+            self._send_stats()
+        try:
+            self._engine.check_usable()
+        except RuntimeError as error:  # and every request has ended with the same sentence
+            self._wire.send(Lost(str(error)))
+            self._is_stopped = True
+
+    def _is_due(self, seconds: float) -> bool:
+        return time.monotonic() - self._stats_at >= seconds
+
+    def _send_stats(self) -> None:
+        self._stats_at = time.monotonic()
+        self._wire.send(Stats(self._engine.metrics))

@@ -1,0 +1,303 @@
+"""AsyncLLM: many tasks on one engine in a host."""
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+from nv_api import SamplingParams
+from nv_api.async_llm import AsyncLLM, EngineDead
+from scripted_device import EOS, ScriptedDevice
+
+PARAMS = SamplingParams(max_tokens=40)
+
+
+async def texts_of(llm, prompt, params=PARAMS, **options):
+    """The text of each snapshot, and the last snapshot."""
+    texts, last = [], None
+    async for output in llm.generate(prompt, params, **options):
+        texts.append(output.outputs[0].text)
+        last = output
+    return texts, last
+
+
+async def settled(llm):
+    """Wait until the engine has nothing to do and its blocks are free."""
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        stats = llm.stats
+        is_idle = stats.num_running == stats.num_waiting == 0 and stats.num_blocks
+        if is_idle and stats.num_free_blocks == stats.num_blocks:
+            return
+    raise AssertionError(f"still at work: {llm.stats}")
+
+
+def test_outputs_are_snapshots_that_grow_to_the_answer(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(step_seconds=0.003)) as llm:
+            texts, last = await texts_of(llm, "hello, wörld")
+            assert last.finished
+            assert last.outputs[0].finish_reason == "stop"
+            assert last.outputs[0].token_ids[-1] == EOS
+            assert last.prompt == "hello, wörld"
+            assert texts[-1] == "hello, wörld"
+            assert all(texts[-1].startswith(text) for text in texts)
+            assert len(texts) > 3
+            assert llm.num_unfinished == 0
+
+    asyncio.run(main())
+
+
+def test_many_tasks_at_once(front_end):
+    async def main():
+        async with front_end(max_num_seqs=8) as llm:
+            prompts = [f"number {i}" for i in range(50)]
+            answers = await asyncio.gather(*(texts_of(llm, prompt) for prompt in prompts))
+            assert [texts[-1] for texts, _ in answers] == prompts
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+def test_several_completions_and_stop_strings(front_end):
+    async def main():
+        async with front_end() as llm:
+            params = SamplingParams(n=3, max_tokens=40, stop="STOP")
+            _, last = await texts_of(llm, "one STOP two", params)
+            assert [each.text for each in last.outputs] == ["one "] * 3
+            assert [each.stop_reason for each in last.outputs] == ["STOP"] * 3
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "message"),
+    [
+        ([5, 999], PARAMS, ValueError, "999"),
+        ([5] * 3000, PARAMS, ValueError, "3000 tokens"),
+        ([5], SamplingParams(stop_token_ids=[5000]), ValueError, "5000"),
+        ("", PARAMS, ValueError, "empty"),
+        (7.5, PARAMS, TypeError, "float"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_the_first_output(
+    front_end, prompt, params, error, message
+):
+    async def main():
+        async with front_end() as llm:
+            with pytest.raises(error, match=message):
+                await texts_of(llm, prompt, params)
+            texts, _ = await texts_of(llm, "abc")
+            assert texts[-1] == "abc"
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+def slow(_):
+    return [65] * 2000
+
+
+def test_abort_ends_the_outputs_and_frees_the_blocks(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.002)) as llm:
+            seen = []
+
+            async def read():
+                params = SamplingParams(max_tokens=2000)
+                async for output in llm.generate("abc", params, request_id="mine"):
+                    seen.append(output)  # noqa: PERF401  # counted so far
+
+            task = asyncio.create_task(read())
+            while len(seen) < 3:
+                await asyncio.sleep(0.005)
+            await llm.abort("mine")
+            await asyncio.wait_for(task, 5)
+            assert seen[-1].outputs[0].finish_reason == "abort"
+            assert seen[-1].request_id == "mine"
+            await llm.abort("mine")
+            await llm.abort("unknown")
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_task_aborts_its_request_alone(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.002)) as llm:
+            params = SamplingParams(max_tokens=300)
+            tasks = [asyncio.create_task(texts_of(llm, "abc", params)) for _ in range(4)]
+            await asyncio.sleep(0.1)
+            tasks[0].cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await tasks[0]
+            answers = await asyncio.gather(*tasks[1:])
+            assert [len(last.outputs[0].token_ids) for _, last in answers] == [300] * 3
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+def test_leaving_the_loop_aborts(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.002)) as llm:
+            outputs = llm.generate("abc", SamplingParams(max_tokens=2000))
+            async for _ in outputs:
+                break
+            await outputs.aclose()
+            await settled(llm)
+            assert llm.num_unfinished == 0
+
+    asyncio.run(main())
+
+
+def test_a_slow_reader_gets_several_tokens_in_one_delta(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.001)) as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            stream = await llm.submit(prompt, SamplingParams(max_tokens=60))
+            sizes = []
+            async for deltas in stream:
+                sizes += [len(delta.token_ids) for delta in deltas]
+                await asyncio.sleep(0.03)
+            assert sum(sizes) == 60
+            assert max(sizes) > 3
+
+    asyncio.run(main())
+
+
+def test_a_name_in_use_is_refused(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.002)) as llm:
+            first = llm.generate("abc", SamplingParams(max_tokens=2000), "one")
+            await anext(first)
+            with pytest.raises(ValueError, match="'one'"):
+                await texts_of(llm, "abc", request_id="one")
+            await first.aclose()
+            await texts_of(llm, "abc", request_id="one")
+
+    asyncio.run(main())
+
+
+def test_s06_a_step_that_fails_ends_its_requests_and_the_next_works(front_end):
+    async def main():
+        fault = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        device = ScriptedDevice(fail_at=(2,), fault=fault)
+        async with front_end(device) as llm:
+            _, last = await texts_of(llm, "abcdef")
+            assert last.outputs[0].finish_reason == "error"
+            assert "out of memory" in last.outputs[0].stop_reason
+            texts, _ = await texts_of(llm, "abcdef")
+            assert texts[-1] == "abcdef"
+
+    asyncio.run(main())
+
+
+def test_a_lost_device_ends_everything_with_its_sentence(front_end):
+    async def main():
+        fault = RuntimeError("CUDA error: an illegal memory access was encountered")
+        async with front_end(ScriptedDevice(fail_at=(2,), fault=fault)) as llm:
+            _, last = await texts_of(llm, "abcdef")
+            assert "illegal memory access" in last.outputs[0].stop_reason
+            with pytest.raises(EngineDead, match="illegal memory access"):
+                await texts_of(llm, "abc")
+            assert not llm.is_ready
+
+    asyncio.run(main())
+
+
+def test_a_fault_of_the_host_is_an_error_for_everybody(front_end):
+    async def main():
+        fault = NotImplementedError("a fault of the program")
+        device = ScriptedDevice(slow, step_seconds=0.01, fail_at=(9,), fault=fault)
+        async with front_end(device) as llm:
+            params = SamplingParams(max_tokens=500)
+            tasks = [asyncio.create_task(texts_of(llm, "abc", params)) for _ in range(3)]
+            began = time.monotonic()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            assert time.monotonic() - began < 3
+            assert [type(answer) for answer in answers] == [EngineDead] * 3
+            assert "its thread ended" in str(answers[0])
+            with pytest.raises(EngineDead):
+                await texts_of(llm, "abc")
+
+    asyncio.run(main())
+    assert isinstance(front_end.hosts[0].error, NotImplementedError)
+
+
+def test_what_the_engine_refuses_at_its_start_is_raised_by_ready(front_end):
+    async def main():
+        llm = front_end(ValueError("num_kvcache_blocks is 3: too few"))
+        with pytest.raises(ValueError, match="too few"):
+            await llm.ready()
+        with pytest.raises(ValueError, match="too few"):
+            await texts_of(llm, "abc")
+        await llm.close()
+
+    asyncio.run(main())
+
+
+def test_an_option_is_checked_before_a_process_is_started(folder):
+    with pytest.raises(ValueError, match="max_num_seqs is 0"):
+        AsyncLLM(str(folder), max_num_seqs=0)
+
+
+def test_close_fails_what_is_in_flight_and_may_come_twice(front_end):
+    async def main():
+        llm = front_end(ScriptedDevice(slow, step_seconds=0.002))
+        await llm.ready()
+        task = asyncio.create_task(texts_of(llm, "abc", SamplingParams(max_tokens=2000)))
+        await asyncio.sleep(0.05)
+        await llm.close()
+        await llm.close()
+        with pytest.raises(EngineDead, match="closed"):
+            await task
+        assert front_end.hosts[0].device.is_closed
+
+    asyncio.run(main())
+
+
+def test_an_unused_front_end_closes(front_end):
+    async def main():
+        llm = front_end()
+        await llm.close()
+        front_end.hosts[0].reap()
+
+    asyncio.run(main())
+
+
+def test_a_chat_and_its_template(front_end):
+    async def main():
+        async with front_end() as llm:
+            messages = [{"role": "user", "content": "hi"}]
+            async for output in llm.chat(messages, PARAMS):
+                last = output
+            assert last.prompt.endswith("assistant\n")
+            with pytest.raises(TypeError, match="messages"):
+                async for _ in llm.chat("hi", PARAMS):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_a_text_that_cannot_be_made_ends_its_request_alone(front_end, monkeypatch):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.001)) as llm:
+            params = SamplingParams(max_tokens=100, stop="never")  # so that text is made at once
+            bad = asyncio.create_task(texts_of(llm, "bad", params))
+            good = asyncio.create_task(texts_of(llm, "good", params))
+            await asyncio.sleep(0.02)
+            stream = next(s for s in llm._streams.values() if s.request.prompt.text == "bad")
+
+            def broken(*_):
+                raise OverflowError("a tokenizer's own fault")
+
+            monkeypatch.setattr(stream.request.completions[0], "extend", broken)
+            with pytest.raises(RuntimeError, match="a tokenizer's own fault"):
+                await bad
+            _, last = await good
+            assert len(last.outputs[0].token_ids) == 100
+            await settled(llm)
+
+    asyncio.run(main())
