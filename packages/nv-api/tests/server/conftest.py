@@ -1,6 +1,7 @@
 """A scripted AsyncLLM, and a server over it on a real socket."""
 
 import asyncio
+import json
 import threading
 import time
 from collections import deque
@@ -31,7 +32,7 @@ class ScriptedStream:
 
     def __init__(self, llm, request, params, script):
         self.llm, self.request, self.params = llm, request, params
-        self.scripts = [deque(script[index:]) for index in range(params.n)]
+        self.scripts = [deque(script[index:] or [EOS]) for index in range(params.n)]
         self.error = None
         self.news = asyncio.Event()
         self.given = set()
@@ -55,7 +56,7 @@ class ScriptedStream:
     def _has_news(self, completion):
         if completion.index in self.given:
             return False
-        return bool(completion.finish_reason) or len(completion.token_ids) > completion._given[1]
+        return completion.has_news
 
     def abort(self):
         if not self.request.finished:
@@ -86,6 +87,7 @@ class ScriptedStream:
                 num_cached_tokens=self.llm.num_cached_tokens,
                 logprobs=own or None,
                 prompt_logprobs=self._prompt_logprobs(completion),
+                scheduled_time=time.monotonic(),
             )
             self.request.update(update)
             completion.begun = None
@@ -166,6 +168,7 @@ class ScriptedLLM:
         self._admit()
         if self.stepping is None:
             self.stepping = asyncio.create_task(self._steps())
+            self.stepping.add_done_callback(asyncio.Future.result)  # an error is shown
         return stream
 
     async def tokenize(self, prompts):
@@ -241,6 +244,11 @@ class Served:
         return self.server._service
 
     @property
+    def last(self):
+        """The last request that the engine got."""
+        return self.llm.submitted[-1]
+
+    @property
     def port(self):
         return int(self.url.rpartition(":")[2])
 
@@ -287,6 +295,18 @@ class Served:
 @pytest.fixture
 def serve(byte_level):
     """Start a server; `options` as of ServeOptions, `script` as of ScriptedLLM."""
+    yield from _servers(byte_level)
+
+
+@pytest.fixture(scope="module")
+def served(byte_level):
+    """One server for the tests of a module that do not change it."""
+    servers = _servers(byte_level)
+    yield next(servers)(script={"recommended": {"temperature": 0.6, "top_k": 20}})
+    next(servers, None)
+
+
+def _servers(byte_level):
     started = []
 
     def start(script=None, listening=None, **options):
@@ -299,7 +319,7 @@ def serve(byte_level):
             loops.append(asyncio.get_running_loop())
             await server.serve()
 
-        thread = threading.Thread(target=lambda: asyncio.run(run()))
+        thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
         thread.start()
         deadline = time.monotonic() + 10
         while not server.started:
@@ -320,15 +340,15 @@ def serve(byte_level):
         assert not served.thread.is_alive()
 
 
-@pytest.fixture(scope="module")
-def shared(byte_level):
-    """One server for the tests of a module that only ask and look."""
-    yield from _shared(byte_level)
+def events_of(text):
+    """The JSON of each event of a stream; the last one is [DONE]."""
+    *lines, end = text.split("\n\n")
+    assert end == ""
+    assert lines[-1] == "data: [DONE]"
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def _shared(byte_level):
-    start = serve.__wrapped__(byte_level) if hasattr(serve, "__wrapped__") else None
-    assert start is not None
-    served = next(start)(script={"recommended": {"temperature": 0.6, "top_k": 20}})
-    yield served
-    next(start, None)
+@pytest.fixture
+def events():
+    return events_of

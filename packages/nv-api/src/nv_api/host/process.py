@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from nv_engine import Engine, EngineConfig
     from transformers import PreTrainedTokenizerBase
 
-ENTRY = "nv_api.host.process:main"
 SEND_SECONDS = 5.0
 
 
 class HostProcess(SpawnedProcess):
     """A host that imports what it needs, and waits for its Start."""
 
+    entry = "nv_api.host.process:main"
+
     def __init__(self) -> None:
         self.end, theirs = socket.socketpair()
         try:
-            super().__init__(ENTRY, theirs.fileno())
+            super().__init__(self.entry, theirs.fileno())
         finally:
             theirs.close()
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
@@ -59,6 +60,7 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
     service = Service.of(llm, options)
     app = FastAPI(
         title="nv",
+        openapi_url=None,  # `describe` makes it beside the event loop
         docs_url=None,  # these pages fetch scripts from elsewhere
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
@@ -75,7 +77,7 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
     app.state.service = service
     for part in (chat, completions, models, tokenize, status, unsupported):
         app.include_router(part.router)
-    app.openapi = lambda: _schema(app)  # type: ignore[method-assign]
+    app.add_api_route("/openapi.json", _describe, include_in_schema=False)
     return app
 
 
@@ -105,12 +107,16 @@ def _middleware(service: Service) -> list[Middleware]:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     pulse = asyncio.create_task(service.beat())
-    described = asyncio.create_task(asyncio.to_thread(app.openapi))  # half a second
     try:
         yield
     finally:
         pulse.cancel()
-        await described
+
+
+async def _describe(request: Request) -> Response:
+    """/openapi.json, which takes half a second to make: in a thread, and once."""
+    schema = await asyncio.to_thread(_schema, request.app)
+    return Response(orjson.dumps(schema), media_type="application/json")
 
 
 def _schema(app: FastAPI) -> dict[str, Any]:
@@ -165,6 +171,10 @@ async def _show_failure(request: Request, error: Exception) -> Response:
         SERVER,
         f"the server failed on request {request_id}: its log has the reason",
         code="internal_error",
-        headers={"x-request-id": request_id},
     ).body
-    return Response(body, 500, {"x-request-id": request_id}, media_type="application/json")
+    return Response(
+        body,
+        500,
+        {"x-request-id": request_id, "connection": "close"},
+        media_type="application/json",
+    )

@@ -118,7 +118,7 @@ class Generation:
             if self._llm.loss is None:
                 raise
             raise lost(self._llm.loss) from error
-        timing.end(self._params[number].max_tokens)
+        timing.end(self._params[number].max_tokens, self._streams[number].request.metrics)
 
 
 async def submit(

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from nv_api.outputs import CompletionOutput
+from nv_api.outputs import CompletionOutput, RequestMetrics
 from nv_api.server.llm import ServedLLM
 
 LABELS = ("model_name", "engine")
@@ -91,6 +91,10 @@ class Metrics:
         self.inter_token = Histogram(PER_TOKEN)
         self.per_token = Histogram(PER_TOKEN)
         self.whole = Histogram(WHOLE)
+        self.queued = Histogram(WHOLE)
+        self.prefill = Histogram(WHOLE)
+        self.decode = Histogram(WHOLE)
+        self.inference = Histogram(WHOLE)
         self.iteration_tokens = Histogram(COUNTS)
         llm.on_step = self._note_step
         self._registry = CollectorRegistry(auto_describe=False)
@@ -149,6 +153,10 @@ class Metrics:
             ("inter_token_latency_seconds", "Between two events.", self.inter_token),
             ("request_time_per_output_token_seconds", "Per token of a request.", self.per_token),
             ("e2e_request_latency_seconds", "Arrival to end.", self.whole),
+            ("request_queue_time_seconds", "Arrival to first step.", self.queued),
+            ("request_prefill_time_seconds", "First step to first token.", self.prefill),
+            ("request_decode_time_seconds", "First token to end.", self.decode),
+            ("request_inference_time_seconds", "First step to end.", self.inference),
         ):
             yield histogram.family(f"vllm:{name}", text, self._labels)
 
@@ -215,7 +223,7 @@ class Timing:
                 metrics.endings[delta.finish_reason] += 1
                 metrics.generation_tokens.observe(self._num_tokens[delta.index])
 
-    def end(self, max_tokens: int | None) -> None:
+    def end(self, max_tokens: int | None, times: RequestMetrics) -> None:
         """Count the request as a whole."""
         metrics = self._metrics
         metrics.prompt_tokens.observe(self._prompt_len)
@@ -226,3 +234,13 @@ class Timing:
         longest = max(self._num_tokens)
         if self._first_at is not None and longest > 1:
             metrics.per_token.observe((self._last_at - self._first_at) / (longest - 1))
+        scheduled, first, last = (
+            times.first_scheduled_time,
+            times.first_token_time,
+            times.finished_time,
+        )
+        if scheduled is not None and first is not None and last is not None:
+            metrics.queued.observe(scheduled - times.arrival_time)
+            metrics.prefill.observe(first - scheduled)
+            metrics.decode.observe(last - first)
+            metrics.inference.observe(last - scheduled)

@@ -96,6 +96,10 @@ class ChatJob:
         """Its max_tokens is None unless the request has one."""
         asked = self._asked
         most = asked.max_completion_tokens
+        if most is not None and most < 1:
+            raise invalid(
+                f"max_completion_tokens is {most}: it must be at least 1", "max_completion_tokens"
+            )
         if asked.stream and asked.prompt_logprobs is not None:
             raise invalid(
                 "prompt_logprobs are not sent in a stream: leave one of them out", "prompt_logprobs"
