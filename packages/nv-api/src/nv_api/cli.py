@@ -5,6 +5,7 @@ only when a model is needed, so that help and version are fast.
 """
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -193,6 +194,125 @@ def chat(
                 messages = [*asked, {"role": "assistant", "content": answer}]
     if answer is None:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def serve(
+    context: typer.Context,
+    *,
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, hub name or demo.")] = DEMO,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.")] = 8000,
+    uds: Annotated[str | None, typer.Option(help="A socket's path, for a proxy.")] = None,
+    root_path: Annotated[str, typer.Option(help="What a proxy cuts from paths.")] = "",
+    ssl_keyfile: Annotated[str | None, typer.Option(help="Key of the certificate.")] = None,
+    ssl_certfile: Annotated[str | None, typer.Option(help="Certificate.")] = None,
+    ssl_keyfile_password: Annotated[str | None, typer.Option(help="Of the key.")] = None,
+    ssl_ca_certs: Annotated[str | None, typer.Option(help="Certificates of clients.")] = None,
+    keep_alive: Annotated[float, typer.Option(help="Seconds of an idle connection.")] = 75.0,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that requests need; several may be given.", envvar="NV_API_KEY"),
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="A name of the model; several may be given.")
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None, typer.Option(help="Web pages that may call; *: all.")
+    ] = None,
+    generation_config: Annotated[
+        str, typer.Option(help="nv: the checkpoint's recommendation is not used.")
+    ] = "auto",
+    max_queue: Annotated[int, typer.Option(help="Most sequences that wait.")] = 1024,
+    max_body_bytes: Annotated[str, typer.Option(help="Of a request.")] = "32M",
+    max_n: Annotated[int, typer.Option(help="Most completions of a prompt.")] = 128,
+    max_logprobs: Annotated[int, typer.Option(help="Most per token.")] = 20,
+    max_grammar_bytes: Annotated[str, typer.Option(help="Of a schema or grammar.")] = "64k",
+    request_timeout: Annotated[float, typer.Option(help="Seconds of a request.")] = 600.0,
+    write_timeout: Annotated[float, typer.Option(help="Seconds a client may not read.")] = 60.0,
+    drain_seconds: Annotated[float, typer.Option(help="Longest wait at the end.")] = 30.0,
+    ping_interval: Annotated[
+        float | None, typer.Option(help="Seconds between comments in a silent stream.")
+    ] = None,
+    log_requests: Annotated[str, typer.Option(help="none, ids or text.")] = "none",
+) -> None:
+    """Serve MODEL over HTTP, with OpenAI's routes.
+
+    Other options are those of `LLM` (such as --max-num-seqs 64).
+    """
+    with _errors_as_sentences():
+        try:
+            from nv_api.server.run import Listening, run  # noqa: PLC0415  # an extra
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f'nv serve needs {error.name}: pip install "nv-api[server]"'
+            ) from error
+        from nv_api.server.options import ServeOptions, byte_size  # noqa: PLC0415
+
+        options = ServeOptions(
+            model=model,
+            served_model_name=tuple(served_model_name or ()),
+            api_key=tuple(api_key or ()),
+            allowed_origins=tuple(allowed_origins or ()),
+            generation_config=generation_config,
+            max_queue=max_queue,
+            max_body_bytes=byte_size(max_body_bytes),
+            max_n=max_n,
+            max_logprobs=max_logprobs,
+            max_grammar_bytes=byte_size(max_grammar_bytes),
+            request_timeout=request_timeout,
+            write_timeout=write_timeout,
+            drain_seconds=drain_seconds,
+            ping_interval=ping_interval,
+            log_requests=log_requests,
+        )
+        listening = Listening(
+            host=host,
+            port=port,
+            uds=uds,
+            root_path=root_path,
+            keep_alive=keep_alive,
+            ssl_keyfile=ssl_keyfile,
+            ssl_certfile=ssl_certfile,
+            ssl_keyfile_password=ssl_keyfile_password,
+            ssl_ca_certs=ssl_ca_certs,
+        )
+        code = run(model, options_of(context.args), options, listening)
+    raise typer.Exit(code)
+
+
+def options_of(arguments: list[str]) -> dict[str, Any]:
+    """Options of `LLM` from a command line: "--max-num-seqs 64" is {"max_num_seqs": 64}.
+
+    Raises:
+        ValueError: a word that belongs to no option.
+    """
+    options: dict[str, Any] = {}
+    words = iter(arguments)
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, has_value, value = word.removeprefix("--").partition("=")
+            name = name.replace("-", "_")
+            options[name] = _value(value) if has_value else True
+            if has_value:
+                name = ""
+        elif name:
+            options[name] = _value(word)
+            name = ""
+        else:
+            raise ValueError(f"{word!r} belongs to no option: give options as --name value")
+    return options
+
+
+def _value(word: str) -> object:
+    """A number, True, False, None or JSON as such; another word as a text."""
+    if word.lower() in {"true", "false", "none"}:
+        return {"true": True, "false": False, "none": None}[word.lower()]
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:

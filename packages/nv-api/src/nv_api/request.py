@@ -74,6 +74,16 @@ class Request:
             if not completion.finished:
                 completion.abort()
 
+    @property
+    def metrics(self) -> RequestMetrics:
+        """When things happened to it, so far."""
+        return RequestMetrics(
+            arrival_time=self._arrival_time,
+            first_scheduled_time=self._scheduled_time,
+            first_token_time=self._first_token_time,
+            finished_time=self._finished_time,
+        )
+
     def output(self, name: str | int | None = None) -> RequestOutput:
         """The request as users see it: a snapshot, final once the request has finished.
 
@@ -88,12 +98,7 @@ class Request:
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=RequestMetrics(
-                arrival_time=self._arrival_time,
-                first_scheduled_time=self._scheduled_time,
-                first_token_time=self._first_token_time,
-                finished_time=self._finished_time,
-            ),
+            metrics=self.metrics,
         )
 
 

@@ -35,6 +35,8 @@ TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
 KIND_FIELDS = ("model_type", "model_name", "tokenizer_class")
 MODES = ("auto", "hf")
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token that is one byte, in tokenizers that are not byte-level."""
 NUM_WORDS = 4096
 """Words whose ids are cached."""
 REMEDY = (
@@ -261,6 +263,23 @@ class Tokenizer:
         if text is None:
             text = self._texts[token_id] = _decode(self.backend, [token_id], True)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's own bytes; b"" past the vocabulary.
+
+        A token may be a part of a character: its text is a replacement character then.
+        """
+        token = self.backend.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str):
+            return b""
+        if self._is_byte_level:
+            return _token_bytes(token)
+        byte = BYTE_TOKEN.fullmatch(token)
+        return bytes([int(byte[1], 16)]) if byte else self.token_text(token_id).encode()
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return _decode(self.backend, list(token_ids), True)
 
     def _word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """Ids that spell a word at the beginning of a text, and after a space.

@@ -1,0 +1,222 @@
+"""What serving costs in CPU time, without a model: a scripted device under the real engine.
+
+Three figures, each the CPU time of a process over one run of `--streams` requests at once, with
+steps at the pace of a card (`--step-ms`), so that tokens do not merge:
+
+- the engine alone, per step;
+- the engine in its host, per step: what the frames cost it;
+- the front end, per token: detokenizing, events, HTTP, all clients reading over a socket.
+
+CPU time is counted and not wall time, which depends on what else the machine does.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nv_api.async_llm
+from nv_api.host.process import HostProcess, serve
+from nv_api.host.wire import Wire
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
+from report import report
+
+TESTS = Path(__file__).parents[1] / "packages" / "nv-api" / "tests"
+sys.path += [str(TESTS), str(TESTS / "host")]  # the scripted device and a tokenizer
+
+PROMPT = [5, 6, 7]
+STEP_MS = "NV_STEP_MS"
+PORT = "NV_PORT"
+WARM_UP = 8
+"""Streams before those that count."""
+
+
+def device():
+    """Says the alphabet, for ever."""
+    from scripted_device import ScriptedDevice
+
+    seconds = float(os.environ[STEP_MS]) / 1000
+    letters = [65 + place % 20 for place in range(2048)]
+    return ScriptedDevice(lambda _: letters, step_seconds=seconds, num_blocks=40_000)
+
+
+class ScriptedHost(HostProcess):
+    """A host process over the scripted device."""
+
+    entry = "serving_cost:run_host"
+
+
+def run_host(end: int) -> None:
+    """The host's main."""
+    serve(Wire(socket.socket(fileno=end)), lambda config: Engine(config, device()))
+    os._exit(0)
+
+
+def run_server(model: str, num_streams: int) -> None:
+    """The front end's main: `nv serve` over a scripted host, whose process id it prints."""
+    from nv_api.server.options import ServeOptions
+    from nv_api.server.run import Listening, run
+
+    class Announced(ScriptedHost):
+        def __init__(self) -> None:
+            super().__init__()
+            print(self.process_id, flush=True)
+
+    nv_api.async_llm.HostProcess = Announced
+    options = ServeOptions(model=model, served_model_name=("scripted",))
+    engine = {"max_num_seqs": num_streams, "max_model_len": 2048}
+    run(model, engine, options, Listening(port=int(os.environ[PORT])))
+
+
+def cpu_seconds(process_id: int) -> float:
+    """User and system time of a process and its threads."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def engine_alone(num_streams: int, num_tokens: int) -> float:
+    """CPU microseconds of a step."""
+    engine = Engine(EngineConfig(model="scripted", max_num_seqs=num_streams), device())
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    for _ in range(num_streams):
+        engine.add(EngineRequest(PROMPT, params))
+    began = cpu_seconds(os.getpid())
+    while engine.has_unfinished:
+        engine.step()
+    return (cpu_seconds(os.getpid()) - began) / num_tokens * 1e6
+
+
+async def stream(port: int, num_tokens: int, route: str) -> tuple[int, int]:
+    """Read one stream to its end; returns its events and bytes."""
+    body = {"model": "scripted", "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
+    body |= {"prompt": PROMPT} if route == "completions" else {"messages": MESSAGES}
+    content = json.dumps(body).encode()
+    path = "/v1/completions" if route == "completions" else "/v1/chat/completions"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(content)}\r\nConnection: close\r\n\r\n".encode())
+    writer.write(content)
+    num_events = num_bytes = 0
+    while part := await reader.read(1 << 16):
+        num_events += part.count(b"data: ")
+        num_bytes += len(part)
+    writer.close()
+    return num_events, num_bytes
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+async def wait_for(port: int) -> None:
+    """Until the server is ready."""
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.2)
+            continue
+        writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        head = await reader.read(1 << 16)
+        writer.close()
+        if b" 200 " in head.partition(b"\r\n")[0]:
+            return
+        await asyncio.sleep(0.2)
+
+
+async def served(
+    args: argparse.Namespace, front: int, host: int, port: int, route: str
+) -> dict[str, float]:
+    """Figures of one run over HTTP."""
+    await asyncio.gather(*(stream(port, 20, route) for _ in range(WARM_UP)))
+    before = cpu_seconds(front), cpu_seconds(host)
+    began = time.monotonic()
+    runs = [stream(port, args.tokens, route) for _ in range(args.streams)]
+    read = await asyncio.gather(*runs)
+    seconds = time.monotonic() - began
+    after = cpu_seconds(front), cpu_seconds(host)
+    num_tokens = args.streams * args.tokens
+    return {
+        "front_end_us_per_token": round((after[0] - before[0]) / num_tokens * 1e6, 2),
+        "host_us_per_step": round((after[1] - before[1]) / args.tokens * 1e6, 1),
+        "tokens_per_event": round(num_tokens / sum(events for events, _ in read), 2),
+        "bytes_per_token": round(sum(size for _, size in read) / num_tokens),
+        "wall_s": round(seconds, 2),
+    }
+
+
+def free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def make_folder(folder: Path) -> None:
+    """A config and a tokenizer, without weights."""
+    from conftest import byte_level_tokenizer
+
+    byte_level_tokenizer().save_pretrained(folder)
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "eos_token_id": 256,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=400, help="per stream")
+    parser.add_argument("--step-ms", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=3, help="the best of so many counts")
+    parser.add_argument("--save")
+    args = parser.parse_args()
+    os.environ[STEP_MS] = str(args.step_ms)
+    os.environ[PORT] = str(port := free_port())
+    figures: dict[str, object] = {"streams": args.streams, "tokens": args.tokens}
+    figures["step_ms"] = args.step_ms
+    with tempfile.TemporaryDirectory() as folder:
+        make_folder(Path(folder))
+        code = f"import serving_cost; serving_cost.run_server({folder!r}, {args.streams})"
+        server = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parent
+        )
+        try:
+            assert server.stdout is not None
+            host = int(server.stdout.readline())
+            asyncio.run(wait_for(port))
+            alone: list[float] = []
+            rounds: dict[str, list[dict[str, float]]] = {"completions": [], "chat": []}
+            for _ in range(args.rounds):  # in turn: what else runs weighs on all alike
+                alone.append(engine_alone(args.streams, args.tokens))
+                for route, found in rounds.items():
+                    found.append(asyncio.run(served(args, server.pid, host, port, route)))
+        finally:
+            server.terminate()
+            server.wait()
+    figures["engine_alone_us_per_step"] = round(min(alone), 1)
+    for route, found in rounds.items():
+        figures[route] = {name: min(each[name] for each in found) for name in found[0]}
+    report("serving_cost", figures, args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Forms: what every answer has: an id, a time, a model; and the protocols of its two kinds."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from nv_api.outputs import CompletionOutput
+from nv_api.server.generation import Usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The fields that begin every object of a response.
+
+    Attributes:
+        id: of the response.
+        model: the name that the client used.
+        created: seconds since 1970.
+        has_usage: a stream ends with a chunk of usage.
+        has_running_usage: so does every chunk.
+        has_token_ids: choices have their tokens.
+    """
+
+    id: str
+    model: str
+    created: int = field(default_factory=lambda: int(time.time()))
+    has_usage: bool = False
+    has_running_usage: bool = False
+    has_token_ids: bool = False
+
+    def fields(self, kind: str) -> dict[str, Any]:
+        """As JSON has them."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+
+class Events(Protocol):
+    """The events of a streamed answer."""
+
+    def push(self, number: int, delta: CompletionOutput) -> bytes:
+        """The events of what is new of a completion of a prompt; b"" if there is none yet."""
+
+    def end(self, usage: Usage) -> bytes:
+        """The last events, before [DONE]."""
+
+
+class Whole(Protocol):
+    """An answer that is sent once it is complete."""
+
+    def push(self, number: int, delta: CompletionOutput) -> None:
+        """Add what is new of a completion of a prompt."""
+
+    def body(self, usage: Usage) -> bytes:
+        """The response as JSON."""

@@ -1,0 +1,135 @@
+"""Errors of the server: what a client gets in place of an answer.
+
+Owns the envelope `{"error": {message, type, param, code}}`, and the status of each kind of error.
+Never logs one.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+INVALID, AUTHENTICATION, RATE, UNAVAILABLE, SERVER = (
+    "invalid_request_error",
+    "authentication_error",
+    "rate_limit_error",
+    "unavailable",
+    "server_error",
+)
+"""Types of errors."""
+RETRY_SECONDS = 1
+"""Of the header Retry-After."""
+_FIRST_WORD = re.compile(r"(?:prompt \d+: )?(?:the longest entry of )?([a-z_]+)(?:\b|\[)")
+
+
+class ApiError(Exception):
+    """An error that a client gets.
+
+    Args:
+        status: of HTTP.
+        kind: the envelope's `type`.
+        message: one sentence; it names the value, the bound and the fix.
+        param: the field of the request that is wrong; None if it is not one field.
+        code: a word for programs; None if there is none.
+        headers: more headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The body."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    @property
+    def body(self) -> bytes:
+        """The body as JSON."""
+        return orjson.dumps(self.envelope)
+
+    def response(self) -> Response:
+        """The whole response."""
+        return Response(self.body, self.status, self.headers, media_type="application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """A request that is wrong."""
+    return ApiError(400, INVALID, message, param=param, code=code)
+
+
+def unsupported(message: str, param: str | None = None) -> ApiError:
+    """A request for something that this server does not have."""
+    return invalid(message, param, "unsupported")
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """The server cannot run a request now."""
+    headers = {"retry-after": str(RETRY_SECONDS)}
+    return ApiError(503, UNAVAILABLE, message, code=code, headers=headers)
+
+
+def lost(reason: str) -> ApiError:
+    """The engine is lost, and no request can run any more."""
+    return unavailable(f"the engine is lost: {reason}", "engine_dead")
+
+
+def too_many(message: str) -> ApiError:
+    """The queue is full."""
+    headers = {"retry-after": str(RETRY_SECONDS)}
+    return ApiError(429, RATE, message, code="queue_full", headers=headers)
+
+
+def failed(message: str) -> ApiError:
+    """The server failed."""
+    return ApiError(500, SERVER, message, code="engine_error")
+
+
+@contextmanager
+def refusals(param: str | None = None) -> Iterator[None]:
+    """Make errors that the engine's or the text's checks raise into 400s.
+
+    Args:
+        param: the field that is wrong, if the sentence does not begin with a field's name.
+    """
+    try:
+        yield
+    except NotImplementedError as error:
+        raise unsupported(str(error), _field_of(str(error), param)) from error
+    except (ValueError, TypeError, ImportError) as error:
+        raise invalid(str(error), _field_of(str(error), param)) from error
+
+
+def _field_of(sentence: str, otherwise: str | None) -> str | None:
+    """The field whose name begins an error's sentence."""
+    found = _FIRST_WORD.match(sentence)
+    name = found[1] if found else ""
+    return name if "_" in name or name in _SHORT_NAMES else otherwise
+
+
+_SHORT_NAMES = frozenset({"n", "temperature", "seed", "stop", "logprobs"})
+"""Fields of SamplingParams without an underscore, which could be the first word of any sentence."""

@@ -1,0 +1,152 @@
+"""Generation: the prompts of one HTTP request in the engine.
+
+Owns their streams, from the engine's acceptance to the end. Never makes a response.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from nv_engine import SamplingParams
+
+from nv_api.outputs import CompletionOutput
+from nv_api.prompts import TokenPrompt
+from nv_api.request import Request
+from nv_api.server.errors import failed, lost, refusals
+from nv_api.server.llm import ServedLLM, ServedStream
+from nv_api.server.metrics import Metrics, Timing
+
+Take = Callable[[int, Sequence[CompletionOutput]], Awaitable[None]]
+"""Gets a prompt's number and what is new of its completions."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a request; a prompt counts once, whatever n is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """As a response has them."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """Streams that the engine has accepted; `with generation:` aborts what is left at its end.
+
+    Args:
+        llm: the model.
+        streams: one for each prompt.
+        params: of all prompts, but for max_tokens.
+        metrics: where times and tokens are counted.
+        arrived_at: when the HTTP request came, by the event loop's clock.
+    """
+
+    def __init__(
+        self,
+        llm: ServedLLM,
+        streams: Sequence[ServedStream],
+        params: Sequence[SamplingParams],
+        metrics: Metrics,
+        arrived_at: float,
+    ) -> None:
+        self._llm = llm
+        self._streams = streams
+        self._params = params
+        self._timings = [
+            Timing(metrics, arrived_at, len(stream.request.prompt.token_ids), own.n)
+            for stream, own in zip(streams, params, strict=True)
+        ]
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in self._streams:
+            stream.abort()
+
+    @property
+    def requests(self) -> list[Request]:
+        """One for each prompt."""
+        return [stream.request for stream in self._streams]
+
+    def usage(self) -> Usage:
+        """The tokens so far."""
+        requests = self.requests
+        return Usage(
+            sum(len(request.prompt.token_ids) for request in requests),
+            sum(timing.num_tokens for timing in self._timings),
+            sum(request.num_cached_tokens for request in requests),
+        )
+
+    async def run(self, take: Take) -> None:
+        """Hand on everything that comes, until every completion has ended.
+
+        Raises:
+            ApiError: the engine has failed on a completion, or is lost.
+        """
+        pumps = [self._pump(number, take) for number in range(len(self._streams))]
+        if len(pumps) == 1:
+            await pumps[0]
+            return
+        tasks = [asyncio.create_task(pump) for pump in pumps]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _pump(self, number: int, take: Take) -> None:
+        timing = self._timings[number]
+        clock = asyncio.get_running_loop().time
+        try:
+            async for deltas in self._streams[number]:
+                timing.note(deltas, clock())
+                for delta in deltas:
+                    if delta.finish_reason in ("error", "abort"):
+                        raise failed(f"the engine failed on this request: {delta.stop_reason}")
+                await take(number, deltas)
+        except RuntimeError as error:
+            if self._llm.loss is None:
+                raise
+            raise lost(self._llm.loss) from error
+        timing.end(self._params[number].max_tokens, self._streams[number].request.metrics)
+
+
+async def submit(
+    llm: ServedLLM, prompts: Sequence[TokenPrompt], params: Sequence[SamplingParams]
+) -> list[ServedStream]:
+    """Send prompts to the engine, and return once it has accepted all of them.
+
+    Raises:
+        ApiError: 400, it refuses one; then it runs none of them. 503, it is lost.
+    """
+    tasks = [
+        asyncio.ensure_future(llm.submit(prompt, own))
+        for prompt, own in zip(prompts, params, strict=True)
+    ]
+    try:
+        await asyncio.wait(tasks)
+        with refusals("prompt"):
+            return [task.result() for task in tasks]
+    except BaseException as error:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(_abort)
+        if isinstance(error, RuntimeError) and llm.loss is not None:
+            raise lost(llm.loss) from error
+        raise
+
+
+def _abort(task: "asyncio.Future[ServedStream]") -> None:
+    """End a stream that nothing will read."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().abort()

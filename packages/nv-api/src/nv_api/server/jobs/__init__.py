@@ -1,0 +1,4 @@
+"""Jobs: a request of one dialect, in the words of the engine.
+
+Owns the translation in both directions. Never sends anything.
+"""

@@ -1,0 +1,196 @@
+"""ChatJob: a request to /v1/chat/completions.
+
+Owns what its fields mean. The template makes the prompt, and a reader finds what the answer says.
+"""
+
+from functools import cached_property
+from typing import Any
+
+from nv_engine import SamplingParams
+from nv_engine.values import shown
+
+from nv_api.conversation import Rendering
+from nv_api.prompts import TokenPrompt
+from nv_api.server.answers.chat import ChatEvents, ChatForm, ChatWhole
+from nv_api.server.answers.form import Head
+from nv_api.server.errors import invalid, refusals, unsupported
+from nv_api.server.generation import Generation
+from nv_api.server.jobs.job import ignored_fields
+from nv_api.server.messages import check_rendered, conversation
+from nv_api.server.probabilities import TokenNames
+from nv_api.server.protocol.chat import ChatRequest
+from nv_api.server.sampling import sampling_params
+from nv_api.server.service import Service
+
+LACKING = ("audio", "web_search_options", "functions", "function_call")
+"""Fields that ask for what is not built."""
+INSTEAD = {"functions": "use tools", "function_call": "use tool_choice"}
+FREE_CHOICES = ("none", "auto")
+
+
+class ChatJob:
+    """A conversation to continue.
+
+    Args:
+        asked: the request.
+        service: the server's parts.
+        request_id: of HTTP.
+
+    Raises:
+        ApiError: 400 or 404, a field is wrong.
+    """
+
+    def __init__(self, asked: ChatRequest, service: Service, request_id: str) -> None:
+        _check_built(asked)
+        self._asked = asked
+        self._service = service
+        self._head = Head(
+            id=f"chatcmpl-{request_id}",
+            model=service.name_of(asked.model),
+            has_usage=bool(asked.stream_options and asked.stream_options.include_usage),
+            has_running_usage=bool(
+                asked.stream_options and asked.stream_options.continuous_usage_stats
+            ),
+            has_token_ids=bool(asked.return_token_ids),
+        )
+        self._num_top = _num_top(asked)
+        self._messages = conversation(asked.messages)
+        self._rendering = _rendering(asked)
+        self.is_streamed = bool(asked.stream)
+        self.ignored = ignored_fields(asked)
+        self.params = self._params()
+        self.num_sequences = self.params.n
+
+    async def prompts(self) -> list[TokenPrompt]:
+        """The rendered conversation."""
+        with refusals("messages"):
+            prompt = await self._service.llm.chat_prompt(self._messages, self._rendering)
+        check_rendered(self._messages, prompt)
+        return [prompt._replace(cache_salt=self._asked.cache_salt)]
+
+    def events(self, generation: Generation) -> ChatEvents:
+        """The streamed answer."""
+        (request,) = generation.requests
+        return ChatEvents(self._form(request.prompt), request, generation.usage)
+
+    def whole(self, generation: Generation) -> ChatWhole:
+        """The answer in one piece."""
+        (request,) = generation.requests
+        return ChatWhole(self._form(request.prompt), request)
+
+    def _form(self, prompt: TokenPrompt) -> ChatForm:
+        return ChatForm(
+            head=self._head,
+            names=self._names,
+            num_top=self._num_top,
+            new_reader=lambda: self._service.make_reader(prompt),
+            num_choices=self.params.n,
+        )
+
+    @cached_property
+    def _names(self) -> TokenNames:
+        as_ids = bool(self._asked.return_tokens_as_token_ids)
+        return TokenNames(self._service.llm.text, as_ids)
+
+    def _params(self) -> SamplingParams:
+        """Its max_tokens is None unless the request has one."""
+        asked = self._asked
+        most = asked.max_completion_tokens
+        if most is not None and most < 1:
+            raise invalid(
+                f"max_completion_tokens is {most}: it must be at least 1", "max_completion_tokens"
+            )
+        if asked.stream and asked.prompt_logprobs is not None:
+            raise invalid(
+                "prompt_logprobs are not sent in a stream: leave one of them out", "prompt_logprobs"
+            )
+        return sampling_params(
+            asked,
+            _without_length(self._service.default_params),
+            self._service.options,
+            max_tokens=asked.max_tokens if most is None else most,
+            logprobs=self._num_top,
+        )
+
+
+def _without_length(defaults: SamplingParams) -> SamplingParams:
+    """The defaults of a chat: an answer may take the rest of the context."""
+    own = defaults.clone()
+    own.max_tokens = None
+    return own
+
+
+def _num_top(asked: ChatRequest) -> int | None:
+    """Most likely tokens beside each; None: no log-probabilities."""
+    if asked.logprobs:
+        return asked.top_logprobs or 0
+    if asked.top_logprobs:
+        raise invalid(
+            f"top_logprobs is {asked.top_logprobs} and logprobs is not true: set logprobs to true",
+            "top_logprobs",
+        )
+    return None
+
+
+def _rendering(asked: ChatRequest) -> Rendering:
+    """How the conversation becomes a prompt.
+
+    Raises:
+        ApiError: 400, the fields contradict each other.
+    """
+    kwargs: dict[str, Any] = dict(asked.chat_template_kwargs or {})
+    if asked.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = asked.reasoning_effort
+    if asked.documents is not None:
+        kwargs["documents"] = asked.documents
+    continues = bool(asked.continue_final_message)
+    opens = asked.add_generation_prompt
+    with refusals("continue_final_message"):
+        return Rendering(
+            add_generation_prompt=not continues if opens is None else opens,
+            continue_final_message=continues,
+            tools=None if asked.tool_choice == "none" else asked.tools or None,
+            chat_template_kwargs=kwargs or None,
+        )
+
+
+def _check_built(asked: ChatRequest) -> None:
+    """Refuse what is not built, and templates.
+
+    Raises:
+        ApiError: 400.
+    """
+    if asked.chat_template is not None:
+        raise unsupported(
+            "chat_template is not taken from a request: a template is a program, so start the "
+            "server with another",
+            "chat_template",
+        )
+    for name in LACKING:
+        if getattr(asked, name) is not None:
+            advice = INSTEAD.get(name, "leave it out")
+            raise unsupported(f"{name} is not built: {advice}", name)
+    if asked.modalities is not None and asked.modalities != ["text"]:
+        raise unsupported(
+            f"modalities is {shown(asked.modalities)}: only ['text'] is built", "modalities"
+        )
+    _check_tool_choice(asked)
+
+
+def _check_tool_choice(asked: ChatRequest) -> None:
+    choice = asked.tool_choice
+    if choice is None or choice in FREE_CHOICES:
+        return
+    if choice != "required" and not isinstance(choice, dict):
+        raise invalid(
+            f"tool_choice is {shown(choice)}: it must be none, auto, required or an object with a "
+            "function's name",
+            "tool_choice",
+        )
+    if not asked.tools:
+        raise invalid(
+            f"tool_choice is {shown(choice)} and there are no tools: give tools", "tool_choice"
+        )
+    raise unsupported(
+        f"tool_choice={shown(choice)} is not built yet: use auto or none", "tool_choice"
+    )

@@ -1,0 +1,81 @@
+"""ServedLLM: what a server needs of a model that runs elsewhere; `nv_api.AsyncLLM` has it.
+
+Owns the protocol alone.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from nv_engine import EngineMetrics, ModelFacts, SamplingParams
+
+from nv_api.conversation import Rendering
+from nv_api.outputs import CompletionOutput
+from nv_api.prompts import PromptLike, TokenPrompt
+from nv_api.request import Request
+from nv_api.tokenizer import Tokenizer
+
+
+class ServedStream(Protocol):
+    """One prompt in flight."""
+
+    @property
+    def request(self) -> Request:
+        """What the engine has returned so far."""
+
+    def __aiter__(self) -> "ServedStream":
+        """Itself."""
+
+    async def __anext__(self) -> list[CompletionOutput]:
+        """What is new, of each completion that has news."""
+
+    def abort(self) -> None:
+        """End it; a finished one is left as it is."""
+
+
+class ServedLLM(Protocol):
+    """A model, from the moment that its load begins."""
+
+    on_step: Callable[[Any], None]
+    """Called with each step of the engine; it has `num_prefill_tokens` and `num_decode_tokens`."""
+
+    @property
+    def is_ready(self) -> bool:
+        """The model is loaded."""
+
+    @property
+    def loss(self) -> str | None:
+        """The reason why nothing runs any more."""
+
+    @property
+    def text(self) -> Tokenizer | None:
+        """None: only token ids go in and come out."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Known once the model is loaded."""
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """A copy of the checkpoint's recommendation."""
+
+    @property
+    def stats(self) -> EngineMetrics:
+        """The engine's newest counters."""
+
+    async def ready(self) -> None:
+        """Wait until the model is loaded; raises what the load raised."""
+
+    async def submit(self, prompt: TokenPrompt, params: SamplingParams) -> ServedStream:
+        """Return once the engine has accepted the request.
+
+        Raises:
+            ValueError, NotImplementedError, ImportError: the engine refuses it.
+            RuntimeError: the engine is lost.
+        """
+
+    async def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], rendering: Rendering
+    ) -> TokenPrompt:
+        """Render a conversation."""
+
+    async def tokenize(self, prompts: Sequence[PromptLike]) -> list[TokenPrompt]:
+        """The token ids of each prompt."""

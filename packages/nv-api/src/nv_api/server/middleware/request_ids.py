@@ -1,0 +1,36 @@
+"""RequestIds: gives each request an id, which its response has as `x-request-id`.
+
+Owns which ids of clients are kept. Never uses one as a key: two requests may have the same.
+"""
+
+import re
+import uuid
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+HEADER = b"x-request-id"
+_KEPT = re.compile(rb"[\w.:@/+=-]{1,128}", re.ASCII)
+
+
+class RequestIds:
+    """Puts `request_id` into the scope's state, and into the response's headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take the client's id if it is short and plain, else a new one."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == HEADER), b"")
+        kept = given if _KEPT.fullmatch(given) else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = kept.decode()
+
+        async def named(message: Any) -> None:  # noqa: ANN401
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (HEADER, kept)]
+            await send(message)
+
+        await self._app(scope, receive, named)

@@ -1,0 +1,108 @@
+"""ServeOptions: how a server names its model, what it takes, and for how long.
+
+Owns the options, their bounds and their defaults; checked once. Never opens a socket.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from nv_engine import values
+from nv_engine.values import shown
+
+LOG_REQUESTS = ("none", "ids", "text")
+GENERATION_CONFIGS = ("auto", "nv")
+MAX_SECONDS = 7 * 24 * 3600
+_SIZE = re.compile(r"(\d+)([kMG]?)i?B?")
+_POWERS = {"": 0, "k": 10, "M": 20, "G": 30}
+
+
+def byte_size(text: str) -> int:
+    """The number of bytes of a text such as "64k" or "32M" (powers of 1,024).
+
+    Raises:
+        ValueError: the text is not a size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"a size is {shown(text)}: it must be a number of bytes, 64k, 32M or 1G")
+    return int(found[1]) << _POWERS[found[2]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """Options of a server.
+
+    Raises:
+        ValueError: at construction, for a value out of range; names the option, value and range.
+    """
+
+    model: str
+    """The model as it was given: `root` in /v1/models."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that requests may use; none: `model`. The first is used where a request has none."""
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    """Keys, any of which opens the server; none: it is open."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web pages of these origins may call the server; "*": all."""
+    generation_config: str = "auto"
+    """"nv": fields that a request leaves out have our defaults and not the checkpoint's."""
+    max_queue: int = 1024
+    """Sequences that may wait for the engine; more are refused with 429."""
+    max_body_bytes: int = 32 << 20
+    max_n: int = 128
+    """Completions of a prompt."""
+    max_logprobs: int = 20
+    """Log-probabilities per token."""
+    max_grammar_bytes: int = 64 << 10
+    max_grammar_depth: int = 32
+    """Most brackets that may be open at one point of a schema."""
+    request_timeout: float = 600.0
+    """Seconds from a request's arrival to its end."""
+    write_timeout: float = 60.0
+    """Seconds that a client may take to read what was sent."""
+    drain_seconds: float = 30.0
+    """Longest wait for running requests once the server is told to end."""
+    stall_seconds: float = 30.0
+    """Without a step for so long, and with work waiting, the server is not healthy."""
+    ping_interval: float | None = None
+    """Seconds between comments in a stream that is silent; None: a stream has no comments."""
+    log_requests: str = "none"
+    """Lines of the log for each request: "none", "ids" or "text" (prompts and answers)."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ValueError(f"model is {shown(self.model)}: it must be a name that is not empty")
+        for name in "served_model_name", "api_key", "allowed_origins":
+            self._make(name, _texts)
+        for name in "max_queue", "max_body_bytes", "max_n", "max_grammar_bytes":
+            self._make(name, values.integer, 1)
+        self._make("max_grammar_depth", values.integer, 1, 100)
+        self._make("max_logprobs", values.integer, 0)
+        for name in "request_timeout", "write_timeout", "stall_seconds":
+            self._make(name, values.real, 0.0, MAX_SECONDS, above=True)
+        self._make("drain_seconds", values.real, 0.0, MAX_SECONDS)
+        if self.ping_interval is not None:
+            self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
+        _one_of("log_requests", self.log_requests, LOG_REQUESTS)
+        _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
+
+    def _make(self, name: str, plain: Any, *bounds: float, **more: Any) -> None:  # noqa: ANN401
+        object.__setattr__(self, name, plain(name, getattr(self, name), *bounds, **more))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model's names, at least one."""
+        return self.served_model_name or (self.model,)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401
+    """Texts that are not empty; an error does not show them, for they may be keys."""
+    if isinstance(value, str) or not all(isinstance(text, str) and text for text in value):
+        raise ValueError(f"{name} must be a list of texts, none of them empty")
+    return tuple(dict.fromkeys(value))
+
+
+def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {shown(value)}: it must be one of {', '.join(known)}")

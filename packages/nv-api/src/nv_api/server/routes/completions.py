@@ -1,0 +1,27 @@
+"""POST /v1/completions."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from nv_api.server.answer import Answer
+from nv_api.server.body import read_body
+from nv_api.server.jobs.completion import CompletionJob
+from nv_api.server.protocol.completions import CompletionRequest, CompletionResponse
+from nv_api.server.routes.described import body_of, errors, stream_of
+from nv_api.server.service import service_of
+
+router = APIRouter()
+
+
+@router.post(
+    "/v1/completions",
+    responses={**stream_of("The completions.", CompletionResponse), **errors()},
+    openapi_extra=body_of(CompletionRequest),
+)
+async def create_completion(request: Request) -> Response:
+    """Continue texts."""
+    service = service_of(request)
+    service.lifecycle.check_open()
+    asked = await read_body(request, CompletionRequest, service.options.max_body_bytes)
+    return Answer(request, CompletionJob(asked, service, request.state.request_id))

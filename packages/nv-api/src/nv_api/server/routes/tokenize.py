@@ -1,0 +1,112 @@
+"""POST /tokenize, /detokenize; GET /tokenizer_info."""
+
+import asyncio
+
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from nv_api.conversation import Rendering
+from nv_api.prompts import checked_text
+from nv_api.server.body import read_body
+from nv_api.server.errors import invalid, refusals, unsupported
+from nv_api.server.messages import conversation
+from nv_api.server.protocol.tokenize import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+from nv_api.server.routes.described import OF_READS, body_of, errors
+from nv_api.server.service import Service, service_of
+from nv_api.tokenizer import Tokenizer, existing
+
+router = APIRouter()
+
+
+@router.post("/tokenize", responses=errors(), openapi_extra=body_of(TokenizeRequest))
+async def tokenize(request: Request) -> TokenizeResponse:
+    """Token ids of a text or of a rendered conversation."""
+    service = service_of(request)
+    service.lifecycle.check_open()
+    asked = await read_body(request, TokenizeRequest, service.options.max_body_bytes)
+    service.name_of(asked.model)
+    tokenizer = _tokenizer(service)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise invalid("the request needs one of prompt and messages: give one of them", "prompt")
+    tokens = await (
+        _of_text(asked, tokenizer) if asked.messages is None else _of_messages(asked, service)
+    )
+    return TokenizeResponse(
+        count=len(tokens),
+        max_model_len=service.llm.facts.max_model_len,
+        tokens=tokens,
+        token_strs=list(map(tokenizer.token_text, tokens)) if asked.return_token_strs else None,
+    )
+
+
+@router.post("/detokenize", responses=errors(), openapi_extra=body_of(DetokenizeRequest))
+async def detokenize(request: Request) -> DetokenizeResponse:
+    """The text of token ids."""
+    service = service_of(request)
+    service.lifecycle.check_open()
+    asked = await read_body(request, DetokenizeRequest, service.options.max_body_bytes)
+    service.name_of(asked.model)
+    tokenizer = _tokenizer(service)
+    num_ids = tokenizer.num_ids
+    for token_id in asked.tokens:
+        if not 0 <= token_id < num_ids:
+            raise invalid(
+                f"tokens has {token_id}: a token id is an integer from 0 to {num_ids - 1}", "tokens"
+            )
+    return DetokenizeResponse(prompt=await asyncio.to_thread(tokenizer.decode, asked.tokens))
+
+
+@router.get("/tokenizer_info", responses=errors(400, *OF_READS))
+async def tokenizer_info(request: Request) -> TokenizerInfo:
+    """Class, template and special tokens."""
+    service = service_of(request)
+    service.lifecycle.check_open()
+    tokenizer = _tokenizer(service)
+    backend = tokenizer.backend
+    template = backend.chat_template
+    special = {name: str(token) for name, token in backend.special_tokens_map.items()}
+    found = {
+        "tokenizer_class": type(backend).__name__,
+        "chat_template": template if isinstance(template, str) else None,
+        "vocab_size": tokenizer.num_ids,
+    }
+    return TokenizerInfo.model_validate({**special, **found})
+
+
+async def _of_text(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+    text = asked.prompt or ""
+    with refusals("prompt"):
+        checked_text(text or " ", "prompt")
+        (tokens,) = await asyncio.to_thread(
+            tokenizer.encode, [text], add_special_tokens=asked.add_special_tokens is not False
+        )
+    return tokens
+
+
+async def _of_messages(asked: TokenizeRequest, service: Service) -> list[int]:
+    if asked.chat_template is not None:
+        raise unsupported(
+            "chat_template is not taken from a request: leave it out", "chat_template"
+        )
+    continues = bool(asked.continue_final_message)
+    opens = asked.add_generation_prompt
+    with refusals("messages"):
+        rendering = Rendering(
+            add_generation_prompt=not continues if opens is None else opens,
+            continue_final_message=continues,
+            tools=asked.tools or None,
+            chat_template_kwargs=asked.chat_template_kwargs,
+        )
+        messages = conversation(asked.messages or [])
+        return (await service.llm.chat_prompt(messages, rendering)).token_ids
+
+
+def _tokenizer(service: Service) -> Tokenizer:
+    with refusals():
+        return existing(service.llm.text)

@@ -1,0 +1,19 @@
+"""POST /v1/embeddings, /v1/rerank, /v1/score: routes of models that are not built."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from nv_api.server.errors import unsupported
+from nv_api.server.routes.described import errors
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", responses=errors(400, 401))
+@router.post("/v1/rerank", responses=errors(400, 401))
+@router.post("/v1/score", responses=errors(400, 401))
+async def pool() -> Response:
+    """Refuse: pooling models are not built."""
+    raise unsupported(
+        "pooling models are not built: this server has /v1/chat/completions and /v1/completions"
+    )

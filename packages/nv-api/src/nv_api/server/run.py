@@ -1,0 +1,206 @@
+"""Run: a server on a socket, from its start to the exit code.
+
+Owns signals and the end: drain, abort, exit. Never handles a request.
+"""
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from fastapi import FastAPI
+from nv_engine import values
+from nv_engine.values import shown
+
+import nv_api
+from nv_api.server.app import make_app
+from nv_api.server.guard import ABORT
+from nv_api.server.llm import ServedLLM
+from nv_api.server.options import ServeOptions
+from nv_api.server.service import LOGGER, Service
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+LINGER_SECONDS = 1.0
+"""From the loss of the engine to the exit: streams get their error events."""
+POLL_SECONDS = 0.1
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a server listens.
+
+    Raises:
+        ValueError: at construction, for a value out of range, or for half a certificate.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0: any free one."""
+    uds: str | None = None
+    """A socket's path, in place of host and port."""
+    root_path: str = ""
+    """What a proxy has cut from the beginning of paths."""
+    keep_alive: float = 75.0
+    """Seconds that an idle connection is kept; longer than nginx keeps one."""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile_password: str | None = None
+    ssl_ca_certs: str | None = None
+
+    def __post_init__(self) -> None:
+        values.integer("port", self.port, 0, MAX_PORT)
+        values.real("keep_alive", self.keep_alive, 0.0, 86400.0)
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ValueError(f"root_path is {shown(self.root_path)}: it must begin with /")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise ValueError("ssl_keyfile and ssl_certfile belong together: give both")
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with an end of ours.
+
+    The first signal drains: the port stays open and answers 503, running requests end. A second
+    ends at once.
+
+    Args:
+        app: of `make_app`.
+        listening: where.
+    """
+
+    def __init__(self, app: FastAPI, listening: Listening) -> None:
+        super().__init__(_config(app, listening))
+        service = app.state.service
+        assert isinstance(service, Service)
+        self._service = service
+        self._is_forced = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.exit_code = 0
+
+    def handle_exit(self, sig: int, frame: "FrameType | None") -> None:
+        """Drain, or if that was begun already, end."""
+        if self._service.lifecycle.is_draining:
+            self._is_forced = self.should_exit = True
+        self._service.lifecycle.is_draining = True
+
+    async def shutdown(self, sockets: Any = None) -> None:  # noqa: ANN401
+        """Close the port and the connections; if a signal forced it, in the middle of answers."""
+        if self._is_forced:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+        await super().shutdown(sockets)
+
+    async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401
+        """Listen, and load meanwhile."""
+        await super().startup(sockets)
+        self._tasks = [
+            asyncio.create_task(self._wait_for_the_model()),
+            asyncio.create_task(self._watch()),
+        ]
+
+    async def _wait_for_the_model(self) -> None:
+        """Until it is loaded; if that fails, end with the reason."""
+        try:
+            await self._service.llm.ready()
+        except (ValueError, OSError, ImportError, MemoryError, RuntimeError, TypeError) as error:
+            self._fail(str(error))
+            return
+        gc.collect()
+        gc.freeze()  # the collector need not walk over what was loaded
+        LOGGER.info("serving %s", ", ".join(self._service.options.names))
+        LOGGER.info("fields left out are %r", self._service.default_params)
+
+    async def _watch(self) -> None:
+        """Until a signal or the loss of the engine; then end."""
+        service = self._service
+        while not service.lifecycle.is_draining:
+            if service.llm.loss is not None:
+                await asyncio.sleep(LINGER_SECONDS)
+                self._fail(service.llm.loss)
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        await service.lifecycle.drain(service.options.drain_seconds)
+        self.should_exit = True
+
+    def _fail(self, reason: str) -> None:
+        print(f"nv: {' '.join(reason.split())}", file=sys.stderr)
+        self.exit_code = 1
+        self.should_exit = True
+
+
+def run(
+    model: str, llm_options: Mapping[str, Any], options: ServeOptions, listening: Listening
+) -> int:
+    """Load a model and serve it until a signal; returns the exit code."""
+
+    async def whole() -> int:
+        llm = nv_api.AsyncLLM(model, **llm_options)
+        try:
+            return await serve(llm, options, listening)
+        finally:
+            await llm.close()
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(whole())
+
+
+async def serve(llm: ServedLLM, options: ServeOptions, listening: Listening) -> int:
+    """Serve until a signal; returns the exit code. The caller closes the model."""
+    server = Server(make_app(llm, options), listening)
+    await server.serve()
+    return server.exit_code
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        return None
+    new: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return new
+
+
+def _config(app: FastAPI, listening: Listening) -> uvicorn.Config:
+    """Uvicorn's options."""
+    config = uvicorn.Config(
+        app,
+        host=listening.host,
+        port=listening.port,
+        uds=listening.uds,
+        root_path=listening.root_path,
+        ssl_keyfile=listening.ssl_keyfile,
+        ssl_certfile=listening.ssl_certfile,
+        ssl_keyfile_password=listening.ssl_keyfile_password,
+        ssl_ca_certs=listening.ssl_ca_certs,
+        timeout_keep_alive=int(listening.keep_alive),
+        timeout_graceful_shutdown=2,
+        access_log=False,
+        server_header=False,
+        log_level="warning",
+        ws="none",
+    )
+    config.load()
+    config.http_protocol_class = _abortable(config.http_protocol_class)
+    return config
+
+
+def _abortable(protocol: Any) -> Any:  # noqa: ANN401  # one of uvicorn's classes
+    """The same protocol, whose requests can close their connection at once.
+
+    A client that reads nothing keeps what was written to it; an orderly close would wait for it.
+    """
+
+    class Abortable(protocol):  # type: ignore[misc]
+        app_state: dict[str, Any]
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self.app_state = {**self.app_state, ABORT: transport.abort}
+
+    return Abortable

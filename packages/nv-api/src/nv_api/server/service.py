@@ -1,0 +1,90 @@
+"""Service: what the routes of one server share.
+
+Owns nothing itself: the model, the options, and the parts that count and refuse.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+
+from nv_engine import SamplingParams
+from nv_engine.values import shown
+from starlette.requests import Request
+
+from nv_api.server.admission import Admission
+from nv_api.server.errors import INVALID, ApiError
+from nv_api.server.lifecycle import Lifecycle
+from nv_api.server.llm import ServedLLM
+from nv_api.server.metrics import Metrics
+from nv_api.server.options import ServeOptions
+from nv_api.server.reader import MakeReader, content_reader
+
+LOGGER = logging.getLogger("nv.server")
+PULSE_SECONDS = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """One server's parts."""
+
+    llm: ServedLLM
+    options: ServeOptions
+    lifecycle: Lifecycle
+    admission: Admission
+    metrics: Metrics
+    make_reader: MakeReader = content_reader
+    """Finds what a chat's text says."""
+    started_at: int
+
+    @classmethod
+    def of(cls, llm: ServedLLM, options: ServeOptions) -> "Service":
+        """The parts for a model."""
+        return cls(
+            llm=llm,
+            options=options,
+            lifecycle=Lifecycle(llm, options.stall_seconds),
+            admission=Admission(options.max_queue, lambda: llm.stats.num_running),
+            metrics=Metrics(llm, options.names[0]),
+            started_at=int(time.time()),
+        )
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """The values of fields that a request leaves out."""
+        if self.options.generation_config == "nv":
+            return SamplingParams()
+        return self.llm.get_default_sampling_params()
+
+    def name_of(self, asked: str | None) -> str:
+        """The model's name in a response: the one that was asked for, or the first.
+
+        Raises:
+            ApiError: 404, the model has no such name.
+        """
+        names = self.options.names
+        if asked is None or asked in names:
+            return asked or names[0]
+        raise ApiError(
+            404,
+            INVALID,
+            f"there is no model {shown(asked)}: this server has {', '.join(map(repr, names))}",
+            param="model",
+            code="model_not_found",
+        )
+
+    async def beat(self) -> None:
+        """Until it is cancelled: measure how late the event loop is, and watch the engine."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + PULSE_SECONDS
+            await asyncio.sleep(PULSE_SECONDS)
+            self.metrics.loop_lag = max(0.0, loop.time() - due)
+            self.lifecycle.note_progress()
+
+
+def service_of(request: Request) -> Service:
+    """The service of the app that a request came to."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service

@@ -1,0 +1,65 @@
+"""EventStream: server-sent events, written straight to the ASGI server.
+
+Owns the order of a stream: status and headers, events, `[DONE]` last. Never makes an event.
+"""
+
+import asyncio
+from typing import Any
+
+import orjson
+from starlette.types import Send
+
+from nv_api.server.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def event(value: object) -> bytes:
+    """One event: its JSON has no line end."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+class EventStream:
+    """One response.
+
+    Args:
+        send: of ASGI.
+        headers: more than every stream has.
+    """
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._headers = [*HEADERS, *headers]
+        self._num_writes = 0
+
+    async def begin(self) -> None:
+        """Send status and headers."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+
+    async def write(self, events: bytes) -> None:
+        """Send events; it returns once the client's buffer has room again."""
+        self._num_writes += 1
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+
+    async def end(self, events: bytes = b"") -> None:
+        """Send the last events and end the stream."""
+        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
+
+    async def fail(self, error: ApiError) -> None:
+        """Send an error in place of the rest."""
+        await self.end(event(error.envelope))
+
+    async def ping(self, seconds: float) -> Any:  # noqa: ANN401  # never returns
+        """Write a comment whenever nothing else was written for so long."""
+        seen = -1
+        while True:
+            if seen == self._num_writes:
+                await self.write(PING)
+            seen = self._num_writes
+            await asyncio.sleep(seconds)

@@ -1,0 +1,354 @@
+"""A scripted AsyncLLM, and a server over it on a real socket."""
+
+import asyncio
+import json
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import httpx
+import pytest
+from nv_api.completion import Completion
+from nv_api.conversation import chat_prompt, conversation_list
+from nv_api.prompts import single_prompt, tokenize
+from nv_api.request import Request
+from nv_api.tokenizer import Tokenizer
+from nv_engine import EngineMetrics, ModelFacts, SamplingParams, TokenLogprobs
+
+for needed in "fastapi", "uvicorn", "prometheus_client":
+    pytest.importorskip(needed)
+
+from nv_api.server import ServeOptions, make_app  # noqa: E402  # after the skip
+from nv_api.server.run import Listening, Server  # noqa: E402
+
+EOS = 256
+VOCAB_SIZE = 320
+
+
+class ScriptedStream:
+    """One request of a ScriptedLLM; the interface of `nv_api.async_llm.Stream`."""
+
+    def __init__(self, llm, request, params, script):
+        self.llm, self.request, self.params = llm, request, params
+        self.scripts = [deque(script[index:] or [EOS]) for index in range(params.n)]
+        self.error = None
+        self.news = asyncio.Event()
+        self.given = set()
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        while True:
+            fresh = [c for c in self.request.completions if self._has_news(c)]
+            if fresh:
+                self.given |= {c.index for c in fresh if c.finish_reason}
+                return [c.delta() for c in fresh]
+            if self.error is not None:
+                raise self.error
+            if len(self.given) == len(self.request.completions):
+                raise StopAsyncIteration
+            self.news.clear()
+            await self.news.wait()
+
+    def _has_news(self, completion):
+        if completion.index in self.given:
+            return False
+        return completion.has_news
+
+    def abort(self):
+        if not self.request.finished:
+            self.llm.aborted.append(self.request.request_id)
+            self.request.abort()
+            self.news.set()
+        self.llm.forget(self)
+
+    def step(self):
+        """One token for each completion that runs."""
+        for completion, script in zip(self.request.completions, self.scripts, strict=True):
+            if completion.finish_reason:
+                continue
+            token = script.popleft()
+            ends = {EOS: "stop"}.get(token)
+            if token < 0:
+                ends, token = "error", None
+            elif len(completion.token_ids) + 1 >= self.params.max_tokens or not script:
+                ends = ends or "length"
+            top = self.params.logprobs
+            own = [] if top is None else [self.llm.logprobs_of(token, top)]
+            completion.begin()
+            update = SimpleNamespace(
+                index=completion.index,
+                token_ids=[] if token is None else [token],
+                finish_reason=ends,
+                stop_reason="out of memory" if ends == "error" else None,
+                num_cached_tokens=self.llm.num_cached_tokens,
+                logprobs=own or None,
+                prompt_logprobs=self._prompt_logprobs(completion),
+                scheduled_time=time.monotonic(),
+            )
+            self.request.update(update)
+            completion.begun = None
+        self.news.set()
+        if self.request.finished:
+            self.llm.forget(self)
+
+    def _prompt_logprobs(self, completion):
+        wanted = self.params.prompt_logprobs
+        if wanted is None or completion.index or completion.token_ids:
+            return None
+        return [self.llm.logprobs_of(t, wanted) for t in self.request.prompt.token_ids[1:]]
+
+
+@dataclass
+class ScriptedLLM:
+    """The interface of AsyncLLM over scripts: `answers[i]` is what the i-th request will say.
+
+    A request without an answer repeats its own prompt, then ends. At most `num_slots` sequences run
+    at once; a step takes `pace` seconds.
+    """
+
+    text: Tokenizer
+    answers: list = field(default_factory=list)
+    pace: float = 0.0
+    num_slots: int = 256
+    max_model_len: int = 512
+    num_cached_tokens: int = 0
+    recommended: dict = field(default_factory=dict)
+    loaded: bool = True
+    loss: str | None = None
+    aborted: list = field(default_factory=list)
+    submitted: list = field(default_factory=list)
+    stats: EngineMetrics = field(default_factory=EngineMetrics)
+    on_step: object = None
+    paused: bool = False
+    refuse: Exception | None = None
+
+    def __post_init__(self):
+        self.running, self.waiting, self.stepping = [], deque(), None
+
+    @property
+    def is_ready(self):
+        return self.loaded and self.loss is None
+
+    async def ready(self):
+        while not self.loaded:
+            await asyncio.sleep(0.005)
+            if isinstance(self.refuse, RuntimeError):
+                raise self.refuse
+
+    @property
+    def facts(self):
+        return ModelFacts(
+            vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,), max_model_len=self.max_model_len,
+            num_blocks=64, block_size=16,
+        )  # fmt: skip
+
+    def get_default_sampling_params(self):
+        return SamplingParams(**self.recommended)
+
+    async def submit(self, prompt, params):
+        await asyncio.sleep(0)
+        if self.refuse is not None:
+            raise self.refuse
+        params = params.frozen()
+        number = len(self.submitted)
+        self.submitted.append(SimpleNamespace(prompt=prompt, params=params))
+        completions = tuple(
+            Completion(i, params, self.text.detokenizer(params, prompt.token_ids),
+                       self.text.token_text)
+            for i in range(params.n)
+        )  # fmt: skip
+        request = Request(number, prompt, completions, self.text.token_text)
+        script = self.answers[number] if number < len(self.answers) else [*prompt.token_ids, EOS]
+        stream = ScriptedStream(self, request, params, list(script))
+        self.waiting.append(stream)
+        self._admit()
+        if self.stepping is None:
+            self.stepping = asyncio.create_task(self._steps())
+            self.stepping.add_done_callback(asyncio.Future.result)  # an error is shown
+        return stream
+
+    async def tokenize(self, prompts):
+        return tokenize([single_prompt(prompt) for prompt in prompts], self.text)
+
+    async def chat_prompt(self, messages, rendering):
+        (conversation,) = conversation_list([messages])
+        return chat_prompt(self.text, conversation, rendering)
+
+    def forget(self, stream):
+        self.running = [each for each in self.running if each is not stream]
+        if stream in self.waiting:
+            self.waiting.remove(stream)
+        self._admit()
+
+    def lose(self, reason):
+        self.loss = reason
+        for stream in [*self.running, *self.waiting]:
+            stream.error = RuntimeError(reason)
+            stream.news.set()
+        self.running, self.waiting = [], deque()
+        self._admit()
+
+    def logprobs_of(self, token, top):
+        others = [(token + k) % VOCAB_SIZE for k in range(1, top + 1)]
+        values = [-0.5, *(-1.0 - k for k in range(top))]
+        if token == ord("Z") - 33:
+            values[0] = float("-inf")
+        return TokenLogprobs([token, *others], values, 1)
+
+    def _admit(self):
+        while self.waiting and self._num_running + self.waiting[0].params.n <= self.num_slots:
+            self.running.append(self.waiting.popleft())
+        self.stats = replace(
+            self.stats,
+            num_running=self._num_running,
+            num_waiting=sum(stream.params.n for stream in self.waiting),
+            num_blocks=64,
+            num_free_blocks=64 - min(64, self._num_running),
+        )
+
+    @property
+    def _num_running(self):
+        return sum(stream.params.n for stream in self.running)
+
+    async def _steps(self):
+        while self.running or self.waiting:
+            await asyncio.sleep(self.pace)
+            if self.paused:
+                await asyncio.sleep(0.005)
+                continue
+            for stream in [*self.running]:
+                stream.step()
+            self.stats = replace(self.stats, num_steps=self.stats.num_steps + 1)
+            if self.on_step is not None:
+                self.on_step(SimpleNamespace(num_prefill_tokens=0, num_decode_tokens=1))
+        self.stepping = None
+
+
+@dataclass
+class Served:
+    """A server in a thread, and a client of it."""
+
+    llm: ScriptedLLM
+    server: Server
+    thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
+    url: str
+    client: httpx.Client
+
+    @property
+    def service(self):
+        return self.server._service
+
+    @property
+    def last(self):
+        """The last request that the engine got."""
+        return self.llm.submitted[-1]
+
+    @property
+    def port(self):
+        return int(self.url.rpartition(":")[2])
+
+    def call(self, function, *arguments):
+        """Call a function in the server's thread."""
+        done = threading.Event()
+        found = []
+
+        def work():
+            found.append(function(*arguments))
+            done.set()
+
+        self.loop.call_soon_threadsafe(work)
+        assert done.wait(5)
+        return found[0]
+
+    def post(self, path, body, **more):
+        return self.client.post(path, json=body, **more)
+
+    def chat(self, content="ab", **fields):
+        messages = [{"role": "user", "content": content}]
+        return self.post("/v1/chat/completions", {"messages": messages, **fields})
+
+    def complete(self, prompt="ab", **fields):
+        return self.post("/v1/completions", {"prompt": prompt, **fields})
+
+    def until(self, condition, seconds=5.0):
+        """Wait until a condition holds."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it never happened"
+            time.sleep(0.002)
+
+    def idle(self):
+        """Whether nothing is in flight anywhere."""
+        return not (
+            self.llm.running
+            or self.llm.waiting
+            or self.service.lifecycle.guards
+            or self.service.admission.num_in_flight
+        )
+
+
+@pytest.fixture
+def serve(byte_level):
+    """Start a server; `options` as of ServeOptions, `script` as of ScriptedLLM."""
+    yield from _servers(byte_level)
+
+
+@pytest.fixture(scope="module")
+def served(byte_level):
+    """One server for the tests of a module that do not change it."""
+    servers = _servers(byte_level)
+    yield next(servers)(script={"recommended": {"temperature": 0.6, "top_k": 20}})
+    next(servers, None)
+
+
+def _servers(byte_level):
+    started = []
+
+    def start(script=None, listening=None, **options):
+        llm = ScriptedLLM(Tokenizer(byte_level), **(script or {}))
+        app = make_app(llm, ServeOptions(model="m/tiny", **options))
+        server = Server(app, Listening(port=0, **(listening or {})))
+        loops = []
+
+        async def run():
+            loops.append(asyncio.get_running_loop())
+            await server.serve()
+
+        thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not server.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        client = httpx.Client(base_url=url, timeout=20)
+        served = Served(llm, server, thread, loops[0], url, client)
+        started.append(served)
+        return served
+
+    yield start
+    for served in started:
+        served.client.close()
+        served.server._is_forced = served.server.should_exit = True
+        served.thread.join(10)
+        assert not served.thread.is_alive()
+
+
+def events_of(text):
+    """The JSON of each event of a stream; the last one is [DONE]."""
+    *lines, end = text.split("\n\n")
+    assert end == ""
+    assert lines[-1] == "data: [DONE]"
+    assert all(line.startswith("data: ") and "\n" not in line for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.fixture
+def events():
+    return events_of

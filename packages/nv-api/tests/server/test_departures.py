@@ -1,0 +1,177 @@
+"""Clients that leave, do not read, or share an id: nobody else is disturbed."""
+
+import asyncio
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+
+def request_bytes(path, body, **headers):
+    content = json.dumps(body).encode()
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: x",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content)}",
+        *(f"{name}: {value}" for name, value in headers.items()),
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + content
+
+
+def connect(served, body, path="/v1/completions", **options):
+    end = socket.socket()
+    for option, value in options.items():
+        end.setsockopt(socket.SOL_SOCKET, getattr(socket, option), value)
+    end.connect(("127.0.0.1", served.port))
+    end.sendall(request_bytes(path, body))
+    return end
+
+
+def reset(end):
+    """Close a connection as a crash does: with RST."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    end.close()
+
+
+@pytest.mark.parametrize("hang_up", [reset, socket.socket.close], ids=["reset", "close"])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("moment", ["queued", "before the first token", "later"])
+def test_s01_a_client_that_leaves_is_aborted(serve, moment, stream, hang_up):
+    served = serve(script={"answers": [[5] * 10_000] * 2, "max_model_len": 20_000, "num_slots": 1})
+    served.llm.pace = 0.002
+    body = {"prompt": "ab", "max_tokens": 10_000, "stream": stream, "n": 1}
+    if moment == "queued":
+        first = connect(served, {**body, "stream": True})
+        served.until(lambda: len(served.llm.running) == 1)
+    if moment == "before the first token":
+        served.llm.paused = True
+    end = connect(served, body)
+    wanted = 2 if moment == "queued" else 1
+    served.until(lambda: len(served.llm.submitted) == wanted)
+    if moment == "later":
+        served.until(lambda: served.llm.running[0].request.completions[0].token_ids)
+        if stream:
+            assert b"200 OK" in end.recv(1000)
+    hang_up(end)
+    served.until(lambda: len(served.llm.aborted) == 1, seconds=2)
+    if moment == "queued":
+        reset(first)
+    served.until(served.idle)
+    assert served.llm.stats.num_running == served.llm.stats.num_waiting == 0
+    assert served.client.get("/load").json() == {"server_load": 0}
+    served.llm.paused = False
+    assert served.complete("ab").status_code == 200
+
+
+def test_s01_a_client_that_leaves_while_its_prompt_is_tokenized(serve):
+    served = serve()
+    begun = []
+
+    async def slowly(prompts):
+        begun.append(prompts)
+        await asyncio.sleep(30)
+
+    served.llm.tokenize = slowly
+    end = connect(served, {"prompt": "ab"})
+    served.until(lambda: begun)
+    assert served.service.admission.num_in_flight == 1
+    reset(end)
+    served.until(served.idle)
+    assert served.llm.submitted == []
+
+
+def test_s01_a_client_that_leaves_while_it_sends_its_body(serve):
+    served = serve()
+    end = socket.socket()
+    end.connect(("127.0.0.1", served.port))
+    end.sendall(request_bytes("/v1/completions", {"prompt": "a" * 1000})[:-500])
+    time.sleep(0.05)
+    reset(end)
+    assert served.complete("ab").status_code == 200
+    served.until(served.idle)
+
+
+def test_s01_several_prompts_of_one_client(serve):
+    served = serve(script={"answers": [[5] * 10_000] * 4, "max_model_len": 20_000, "pace": 0.002})
+    end = connect(
+        served, {"prompt": ["a", "b", "c", "d"], "n": 2, "max_tokens": 9000, "stream": True}
+    )
+    served.until(lambda: len(served.llm.running) == 4)
+    reset(end)
+    served.until(lambda: sorted(served.llm.aborted) == [0, 1, 2, 3])
+    served.until(served.idle)
+
+
+def test_s28_clients_that_never_read_end_and_disturb_nobody(serve):
+    served = serve(
+        script={
+            "answers": [[5] * 40_000] * 5,
+            "max_model_len": 50_000,
+            "pace": 0.0001,
+        },
+        write_timeout=0.5,
+    )
+    body = {"prompt": "ab", "max_tokens": 40_000, "stream": True, "return_token_ids": True}
+    deaf = [connect(served, body, SO_RCVBUF=2048) for _ in range(5)]
+    served.until(lambda: len(served.llm.submitted) == 5)
+    started = time.monotonic()
+    for _ in range(20):
+        assert served.complete("hello", stream=True).text.endswith("data: [DONE]\n\n")
+        assert served.client.get("/health").status_code == 200
+    assert time.monotonic() - started < 15
+    served.until(served.idle, seconds=30)
+    assert sorted(served.llm.aborted) == [0, 1, 2, 3, 4]
+    served.until(lambda: len(served.server.server_state.connections) <= 1)
+    for end in deaf:
+        end.close()
+
+
+def test_a_slow_reader_gets_several_tokens_in_one_event(serve, events):
+    served = serve(script={"answers": [[5] * 300], "max_model_len": 5000})
+    text = served.complete("ab", max_tokens=300, stream=True).text
+    chunks = events(text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "&" * 300
+
+
+def test_s30_one_id_twice_at_once(serve):
+    served = serve(script={"pace": 0.005})
+
+    async def twice():
+        async with httpx.AsyncClient(base_url=served.url) as client:
+            return await asyncio.gather(
+                *(
+                    client.post(
+                        "/v1/completions",
+                        json={"prompt": prompt},
+                        headers={"x-request-id": "same"},
+                    )
+                    for prompt in ("ab", "cd")
+                )
+            )
+
+    answers = asyncio.run(twice())
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == ["ab", "cd"]
+    assert [answer.headers["x-request-id"] for answer in answers] == ["same", "same"]
+
+
+def test_s30_an_id_of_a_megabyte(serve):
+    served = serve()
+    response = served.client.post(
+        "/v1/completions", json={"prompt": "ab"}, headers={"x-request-id": "x" * 1_000_000}
+    )
+    assert response.status_code == 200
+    assert len(response.headers["x-request-id"]) == 32
+    for odd in "a b", "a\tb", "":
+        response = served.client.get("/health", headers={"x-request-id": odd})
+        assert len(response.headers["x-request-id"]) == 32
+
+
+def test_a_connection_serves_many_requests(serve):
+    served = serve()
+    for _ in range(5):
+        assert served.complete("ab").status_code == 200
+        assert served.complete("ab", stream=True).status_code == 200
+    assert len(served.server.server_state.connections) == 1
