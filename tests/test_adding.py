@@ -105,6 +105,47 @@ for name in (None, "thread"):
     engine.close()
     print(type(engine.executor).__name__, *token_ids)
 """
+SAMPLING = """
+import json, pathlib, sys
+import nv_kernels as nk
+import torch
+from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
+from nv_kernels.sampling import triton_controls
+
+torch.manual_seed(0)
+slots, length = torch.tensor([1, 5, 0]), torch.tensor([4, 4, 4])  # slot 5 has no row: neutral
+controls = nk.LogitControls(
+    slots, length, even_bias=torch.tensor([2.5, -1.0, 0.0]),
+    bias_ids=torch.tensor([[4, 7], [-1, -1]]), bias_values=torch.tensor([[1.0, 1.0], [0.0, 0.0]]),
+)
+logits = torch.randn(3, 2100)
+want = logits.clone()
+want[0, ::2] -= 1.0
+want[2, ::2] += 2.5
+want[2, [4, 7]] = logits[2, [4, 7]] + 1.0 + torch.tensor([2.5, 0.0])
+shaped = nk.reference.shape_logits(logits, controls)
+torch.testing.assert_close(shaped, want)
+assert torch.equal(triton_controls.shape_logits(logits, controls), shaped)
+
+config = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 320, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "torch_dtype": "float32",
+}
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+(folder / "config.json").write_text(json.dumps(config))
+engine = Engine(EngineConfig(model=str(folder), load_format="dummy", device="cpu", max_num_seqs=4))
+asked = [100.0, 0.0, -100.0]
+for bias in asked:
+    params = SamplingParams(max_tokens=8, ignore_eos=True, seed=1, even_bias=bias)
+    engine.add(EngineRequest([11, 7, 300, 5], params))
+drawn = {0: [], 1: [], 2: []}
+while engine.has_unfinished:
+    for update in engine.step().updates:
+        drawn[update.request_id] += update.token_ids
+print([sorted({token % 2 for token in drawn[row]}) for row in drawn])
+"""
 
 
 def with_diffs(page: str, folder: Path) -> dict[str, str]:
@@ -144,6 +185,11 @@ def test_an_op_is_a_definition_and_a_version_that_is_compared_with_it(tmp_path):
 def test_a_backend_is_a_file_and_its_name(tmp_path):
     environment = with_diffs("add-a-backend.md", tmp_path)
     assert output_of(BACKEND, environment) == "loop loop"
+
+
+def test_a_sampling_option_is_a_flag_a_table_and_its_formula(tmp_path):
+    environment = with_diffs("add-a-sampling-option.md", tmp_path) | {"TRITON_INTERPRET": "1"}
+    assert output_of(SAMPLING, environment, tmp_path / "model") == "[[0], [0, 1], [1]]"
 
 
 def test_an_executor_is_a_file_and_its_name(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 import nv_api.start
 
 
-def test_the_readme_block_runs(checkpoint, monkeypatch, capsys):
+def test_the_readme_blocks_run(checkpoint, monkeypatch, capsys):
     resolve = nv_api.start.resolve
 
     def tiny(model, revision=None):
@@ -12,8 +12,12 @@ def test_the_readme_block_runs(checkpoint, monkeypatch, capsys):
 
     monkeypatch.setattr(nv_api.start, "resolve", tiny)
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    exec(compile(block, "README.md", "exec"), {})
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
     lines = capsys.readouterr().out
+    assert len(blocks) == 2
     assert "Once upon a time ->" in lines
+    assert "Rain is =>" in lines
+    assert "Snow is =>" in lines
     assert re.search("^4 ", lines, re.MULTILINE)

@@ -34,10 +34,10 @@ from nv_api.host.frames import (
     Stop,
 )
 from nv_api.host.process import HostProcess
-from nv_api.outputs import CompletionOutput, RequestOutput
+from nv_api.outputs import RequestOutput
 from nv_api.processor import Processor
 from nv_api.prompts import PromptLike, TokenPrompt, single_prompt, tokenize
-from nv_api.request import Request
+from nv_api.request_stream import EngineDead, RequestStream
 from nv_api.start import Prepared, prepare
 from nv_api.tokenizer import Tokenizer, existing
 
@@ -56,89 +56,6 @@ ERRORS = {
 """Errors of the host that this process raises as what they are; others become RuntimeErrors."""
 
 T = TypeVar("T")
-
-
-class EngineDead(RuntimeError):
-    """The engine runs nothing more: its process or its device is lost, or it is closed."""
-
-
-class Stream:
-    """One request in flight: iterate to read what is new.
-
-    Nothing is buffered but the completions themselves: a slow reader gets several tokens in one
-    delta. Use it as an async context manager, so that a task that is cancelled aborts the request.
-
-    Attributes:
-        request: the completions, and the request as users see it (`request.output()`).
-    """
-
-    def __init__(self, request: Request, abort: Callable[[], None]) -> None:
-        self.request = request
-        self._abort = abort
-        self._running = list(request.completions)
-        self._news: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
-
-    def __aiter__(self) -> "Stream":
-        return self
-
-    async def __anext__(self) -> list[CompletionOutput]:
-        """The deltas since the last call, one per completion that has news.
-
-        Raises:
-            EngineDead: the engine is gone, and everything that it gave has been read.
-            RuntimeError: the tokenizer cannot make the text.
-        """
-        while not (deltas := self._deltas()):
-            if self._error is not None:
-                raise self._error
-            if not self._running:
-                raise StopAsyncIteration
-            self._news = asyncio.get_running_loop().create_future()
-            await self._news
-        return deltas
-
-    def abort(self) -> None:
-        """End the request; its completions end with finish_reason "abort"."""
-        if not self.request.finished:
-            self._abort()
-            self.wake()
-
-    def wake(self) -> None:
-        """Tell the reader that there may be news."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """Raise this in the reader once it has read what there is."""
-        self._error = error
-        self.wake()
-
-    def close(self) -> None:
-        """Give no deltas any more."""
-        self._running.clear()
-
-    async def __aenter__(self) -> "Stream":
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.abort()
-
-    def _deltas(self) -> list[CompletionOutput]:
-        deltas = []
-        for completion in tuple(self._running):
-            if not completion.has_news:
-                continue
-            delta = completion.delta()
-            if delta.finish_reason is not None:
-                self._running.remove(completion)
-            deltas.append(delta)
-        return deltas
 
 
 class AsyncLLM:
@@ -175,7 +92,7 @@ class AsyncLLM:
         self._started: asyncio.Future[None] | None = None
         self._client = HostClient(self._receive, self._end)
         self._processor: Processor | None = None
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, RequestStream] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._names: dict[str | int, int] = {}
         self._texts = ThreadPoolExecutor(NUM_TEXT_THREADS, "nv text")
@@ -274,7 +191,7 @@ class AsyncLLM:
 
     async def submit(
         self, prompt: TokenPrompt, sampling_params: SamplingParams | None = None
-    ) -> Stream:
+    ) -> RequestStream:
         """Queue a request, and wait until the engine has accepted it.
 
         Raises:
@@ -287,7 +204,7 @@ class AsyncLLM:
         params = sampling_params or self._known().default_params
         (request,) = self._processor.add([prompt], [params])
         number = request.request_id
-        stream = self._streams[number] = Stream(request, partial(self._drop, number))
+        stream = self._streams[number] = RequestStream(request, partial(self._drop, number))
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             await answer
@@ -436,9 +353,7 @@ class AsyncLLM:
         while updates:
             try:
                 self._processor.process(updates)
-            except (
-                Exception
-            ) as error:  # a tokenizer's, of whatever kind: it ends this request alone
+            except Exception as error:  # a tokenizer\'s own: it ends this request alone
                 self._fail_first(updates, error)
         self._processor.ended.clear()
         for request_id in touched:

@@ -28,7 +28,7 @@ VOCAB_SIZE = 320
 
 
 class ScriptedStream:
-    """One request of a ScriptedLLM; the interface of `nv_api.async_llm.Stream`."""
+    """One request of a ScriptedLLM; the interface of `nv_api.request_stream.RequestStream`."""
 
     def __init__(self, llm, request, params, script):
         self.llm, self.request, self.params = llm, request, params
