@@ -1,4 +1,4 @@
-"""What serving costs in CPU time, without a model: a scripted device under the real engine.
+"""The CPU time of serving, without a model: a scripted device under the real engine.
 
 Three figures, each the CPU time of a process over one run of `--streams` requests at once, with
 steps at the pace of a card (`--step-ms`), so that tokens do not merge:
@@ -151,7 +151,7 @@ async def served(
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

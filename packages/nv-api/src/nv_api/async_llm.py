@@ -353,7 +353,7 @@ class AsyncLLM:
         while updates:
             try:
                 self._processor.process(updates)
-            except Exception as error:  # a tokenizer\'s own: it ends this request alone
+            except Exception as error:  # a tokenizer's: ends this request alone
                 self._fail_first(updates, error)
         self._processor.ended.clear()
         for request_id in touched:
