@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from nv_api import LLM, SamplingParams
+from nv_api.completion import Completion
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,20 @@ def test_a_completion_is_the_same_however_many_siblings_it_has(start, depth, len
     assert ids_of(alone[0]) == four[:1]
     assert ids_of(alone[1]) == four[:2]
     assert ids_of(tight) == four
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_work_for_an_end_does_not_grow_with_n(scripted, engine, monkeypatch, steps):
+    """Counted in looks at a completion: 226,049 where each end looked at every one."""
+    looks, finished = [], Completion.finished.fget
+    monkeypatch.setattr(
+        Completion, "finished", property(lambda each: looks.append(each) or finished(each))
+    )
+    engine.answers = [[40] * 400]
+    params = SamplingParams(n=300, max_tokens=steps)
+    (output,) = scripted().generate("a", params, use_tqdm=False)
+    assert [len(token_ids) for token_ids in ids_of(output)] == [steps] * 300
+    assert len(looks) < 300 * (10 + steps)
 
 
 def test_greedy_completions_equal_the_single_one(start):

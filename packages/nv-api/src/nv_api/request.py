@@ -42,11 +42,12 @@ class Request:
         self._scheduled_time: float | None = None
         self._first_token_time: float | None = None
         self._finished_time: float | None = None
+        self._num_ended = 0  # completions at the beginning that were found finished
 
     @property
     def finished(self) -> bool:
         """True once every completion has ended."""
-        return all(completion.finished for completion in self.completions)
+        return self._have_ended()
 
     def update(self, update: "SequenceUpdate") -> bool:
         """Apply an update to its completion, which does not count it yet; True if that ends."""
@@ -64,9 +65,21 @@ class Request:
             update.token_ids, update.finish_reason, update.stop_reason, update.logprobs
         ):
             return False
-        if all(other.finished for other in self.completions if other is not completion):
+        if self._have_ended(but=completion):
             self._finished_time = time.monotonic()
         return True
+
+    def _have_ended(self, but: Completion | None = None) -> bool:
+        """True once every completion has ended, `but` aside.
+
+        A finished completion stays so. Those at the beginning are passed once: with all of them
+        checked at each end, the time would grow with the square of `n`.
+        """
+        every = self.completions
+        while self._num_ended < len(every) and every[self._num_ended].finished:
+            self._num_ended += 1
+        rest = range(self._num_ended, len(every))
+        return all(every[index].finished or every[index] is but for index in rest)
 
     def abort(self) -> None:
         """End every unfinished completion with "abort"."""

@@ -1,6 +1,6 @@
 """RequestStream: one request in flight, for the task that reads it.
 
-Owns the wait of its reader for news. Never makes text (the completions do), never talks to the engine.
+Owns the wait of its reader for news. Never makes text (the completions do); never calls the engine.
 """
 
 import asyncio

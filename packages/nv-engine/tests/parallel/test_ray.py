@@ -140,25 +140,28 @@ def test_a_rank_that_fails_at_start(config):
         RayExecutor(config(tensor_parallel_size=2), make_worker)
 
 
-@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"", None])
-def test_a_stranger_at_a_rank_s_port_is_sent_away(config, monkeypatch, words):
-    """It may say what it likes, leave at once, or stay and say nothing."""
+STRANGERS = (b"GET / HTTP/1.1\r\n\r\n", b"", None)
+"""What each sends before it leaves; the last stays and sends nothing."""
+
+
+def test_strangers_at_a_rank_s_port_are_sent_away(config, monkeypatch):
     strangers, connect = [], ray_actor.Client
 
-    def after_a_stranger(address):
-        strangers.append(socket.create_connection(address))
-        if words is not None:
-            strangers[-1].sendall(words)
-            strangers[-1].close()
+    def after_strangers(address):
+        for words in STRANGERS:
+            strangers.append(socket.create_connection(address))
+            if words is not None:
+                strangers[-1].sendall(words)
+                strangers[-1].close()
         return connect(address)
 
-    monkeypatch.setattr(ray_actor, "Client", after_a_stranger)
+    monkeypatch.setattr(ray_actor, "Client", after_strangers)
     executor = RayExecutor(config(tensor_parallel_size=2), rank_workers.Echo)
     assert executor.submit(Batch((Chunk(0, 0, 1, (7,), samples=True),))).result().token_ids == [
         [7, 7]
     ]
     executor.close()
-    assert len(strangers) == 2
+    assert len(strangers) == 2 * len(STRANGERS)
     for stranger in strangers:
         stranger.close()
 

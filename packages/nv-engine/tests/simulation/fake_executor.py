@@ -138,8 +138,10 @@ class FakeExecutor:
         prompts = {}
         for slot, start, num_tokens, token_ids, _ in batch.chunks:
             row = self.rows[slot]
+            if not (token_ids and row.wants_prompt):
+                continue
             said = [said_of(token) for token in row.prompt[start + 1 : start + num_tokens + 1]]
-            if token_ids and row.wants_prompt and said:
+            if said:
                 prompts[slot] = said
         return drawn or None, prompts or None
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from nv_models.checkpoint.gguf.folder import gguf_folder
 from nv_models.checkpoint.gguf.parts import model_name, part_files
-from nv_models.hub import download
 from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
 
@@ -62,6 +61,8 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         return gguf_folder(demo_file())
     if is_gguf(path) or not HUB_NAME.fullmatch(str(model)):
         raise FileNotFoundError(f"{model} does not exist; give {FORMS}")
+    from nv_models.hub import download  # noqa: PLC0415  # a sixth of the start of every rank
+
     folder = download(str(model), revision, HUB_FILES)
     refuse_pointers(folder)
     return folder
