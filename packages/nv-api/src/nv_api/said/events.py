@@ -51,6 +51,8 @@ Event: TypeAlias = Content | Thought | CallBegun | Arguments | CallEnded
 
 def joined(events: list[Event]) -> list[Event]:
     """The same events, where neighbours of one kind (and call) are one event."""
+    if len(events) < 2:
+        return events
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None

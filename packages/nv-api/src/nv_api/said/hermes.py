@@ -54,7 +54,7 @@ class HermesCall:
 
     def finish(self) -> str:
         """What a broken call holds back; see `Dialect`."""
-        return "" if self._broken is None else self._broken.held
+        return "" if self._broken is None else self._broken.finish()
 
     def _take(self, text: str, arguments: list[str]) -> None:
         """Sort new text: arguments, or text held back."""

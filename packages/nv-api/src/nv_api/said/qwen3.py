@@ -32,8 +32,15 @@ class Qwen3Thoughts:
         """Whether the text pushed so far ends inside a thought."""
         return self._scope.is_inside
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all text that follows is content, as it is."""
+        return self._scope.is_over and not self._is_after_tag
+
     def push(self, piece: str) -> list[Event]:
         """Read the next piece; return `Thought` and `Content` events."""
+        if self._scope.is_inside and self._thought.passes(piece):  # nearly always in a thought
+            return [Thought(piece)]
         thought, rest = self._scope.push(piece)
         events: list[Event] = []
         if thought:
@@ -47,7 +54,7 @@ class Qwen3Thoughts:
 
     def finish(self) -> list[Event]:
         """Return what was held back, at the end of the text."""
-        held, self._thought.held = self._thought.held, ""
+        held = self._thought.finish()
         events: list[Event] = [Thought(held)] if held else []
         _, rest = self._scope.finish()
         return [*events, Content(rest)] if rest else events

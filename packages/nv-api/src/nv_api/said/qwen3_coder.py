@@ -106,7 +106,7 @@ class Qwen3CoderCall:
             self._is_at_value = True
             self._read = self._in_value
             return True, None
-        text = self._unread.lstrip()
+        text = self._unread
         for end in (FUNCTION_ENDS, CALL_ENDS):
             if text.startswith(end):
                 self._begin()
@@ -139,7 +139,7 @@ class Qwen3CoderCall:
 
     def _opening(self, tag: str) -> tuple[str | None, bool]:
         """The name in an opening tag, after white space; without one, whether it may follow."""
-        text = self._unread.lstrip()
+        text = self._unread = self._unread.lstrip()
         if not text.startswith(tag):
             return None, tag.startswith(text)
         found = _NAME.match(text, len(tag))

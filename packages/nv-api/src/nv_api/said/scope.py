@@ -61,9 +61,16 @@ class ThoughtScope:
 
     def __init__(self, place: Place) -> None:
         self._place = Place.INSIDE if place is Place.OPENED else place
-        self._held = ""
+        self._spaces: list[str] = []
+        self._begun = ""
+        """A beginning of the opening tag."""
         self._tail = ""
         """The thought's end, which may be a beginning of the closing tag; it was returned."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a thought can no longer begin or go on."""
+        return self._place is Place.AFTER
 
     @property
     def is_inside(self) -> bool:
@@ -76,22 +83,26 @@ class ThoughtScope:
             return Parted("", piece)
         if self._place is Place.INSIDE:
             return self._inside(piece, "")
-        text = self._held + piece
-        begun = text.lstrip()
+        begun = self._begun + piece
+        if not self._begun:
+            begun = piece.lstrip()
+            self._spaces.append(piece[: len(piece) - len(begun)])
         if OPEN.startswith(begun) and begun != OPEN:
-            self._held = text
+            self._begun = begun
             return Parted("", "")
-        self._held = ""
+        space, self._begun = "".join(self._spaces), ""
+        self._spaces.clear()
         if not begun.startswith(OPEN):
             self._place = Place.AFTER
-            return Parted("", text)
+            return Parted("", space + begun)
         self._place = Place.INSIDE
-        end = len(text) - len(begun) + len(OPEN)
-        return self._inside(text[end:], text[:end])
+        return self._inside(begun.removeprefix(OPEN), space + OPEN)
 
     def finish(self) -> Parted:
         """The text held back, at the end of the text: it is not a thought."""
-        held, self._held = self._held, ""
+        held = "".join(self._spaces) + self._begun
+        self._spaces.clear()
+        self._begun = ""
         return Parted("", held)
 
     def _inside(self, piece: str, before: str) -> Parted:

@@ -41,10 +41,9 @@ class Speech:
         """Read the next piece; neighbours of one kind are one event."""
         if not piece:
             return []
-        events: list[Event] = [Content(piece)]
-        if self._thoughts is not None:
-            events = self._thoughts.push(piece)
-        return joined(self._called(events))
+        if self._thoughts is None or self._thoughts.is_over:
+            return [Content(piece)] if self._calls is None else joined(self._calls.push(piece))
+        return joined(self._called(self._thoughts.push(piece)))
 
     def finish(self, reason: str, called: str = "tool_calls") -> Ending:
         """End the text.

@@ -28,9 +28,16 @@ class TagSearch:
         ends = sorted(begun, key=len, reverse=True)
         self._begun = re.compile(rf"(?:{'|'.join(map(re.escape, ends))})\Z")
         self._longest = len(longest_first[0]) - 1
+        self._firsts = tuple({tag[0] for tag in tags})
+
+    def may_be_in(self, text: str) -> bool:
+        """Whether a tag may begin in a text; nearly always False, and much faster than a cut."""
+        return any(first in text for first in self._firsts)
 
     def cut(self, text: str) -> Cut:
         """Cut a text, which begins with the end that the last cut held back."""
+        if not self.may_be_in(text):
+            return Cut(text, "", "")
         found = self._tag.search(text)
         if found is not None:
             return Cut(text[: found.start()], found[0], text[found.end() :])
@@ -56,6 +63,8 @@ class Passed(NamedTuple):
 class Passage:
     """Text up to a tag, without the white space next to tags.
 
+    A piece costs O(its length + the longest tag), whatever is held back.
+
     Args:
         search: the tags, each of which begins with "<".
         space: the characters that belong to a tag when they are next to it.
@@ -66,24 +75,46 @@ class Passage:
         self._search = search
         self._space = space
         self._is_at_tag = is_at_tag
-        self.held = ""
-        """Space, and a beginning of a tag, which the next piece decides."""
+        self._spaces: list[str] = []
+        self._begun = ""
+
+    def passes(self, piece: str) -> bool:
+        """Whether a piece is text of the passage as it is, and changes nothing."""
+        return not (
+            self._is_at_tag
+            or self._spaces
+            or self._begun
+            or "<" in piece
+            or piece[-1:] in self._space
+        )
 
     def push(self, piece: str) -> Passed:
         """Add a piece; after a tag was returned, the passage is over."""
-        text = self.held + piece
+        if self.passes(piece):
+            return Passed(piece, "", "", "")
+        text = self._begun + piece
         if self._is_at_tag:
             text = text.lstrip(self._space)
-            if not text:
-                return Passed("", "", "", "")
-            self._is_at_tag = False
-        elif not self.held and "<" not in piece and piece[-1:] not in self._space:
-            return Passed(piece, "", "", "")  # nearly always
-        before, tag, after = self._search.cut(text)
+            self._is_at_tag = not text
+        before, tag, self._begun = self._search.cut(text)
         passed = before.rstrip(self._space)
         space = before[len(passed) :]
-        if tag:
-            self.held = ""
-            return Passed(passed, space, tag, after)
-        self.held = space + after
-        return Passed(passed, "", "", "")
+        if passed:
+            passed = self._release() + passed
+        if space:
+            self._spaces.append(space)
+        if not tag:
+            return Passed(passed, "", "", "")
+        rest, self._begun = self._begun, ""
+        return Passed(passed, self._release(), tag, rest)
+
+    def finish(self) -> str:
+        """The text held back, at the end of the text."""
+        held = self._release() + self._begun
+        self._begun = ""
+        return held
+
+    def _release(self) -> str:
+        space = "".join(self._spaces)
+        self._spaces.clear()
+        return space

@@ -86,6 +86,8 @@ class ToolCalls:
 
     def push(self, piece: str) -> list[Event]:
         """Read the next piece of the content."""
+        if self._call is None and self._passage.passes(piece):  # nearly always
+            return [Content(piece)]
         events: list[Event] = []
         rest: str | None = piece
         while rest is not None:
@@ -100,8 +102,7 @@ class ToolCalls:
         events: list[Event] = []
         call = self._call
         if call is None:
-            _add(events, self._passage.held)
-            self._passage.held = ""
+            _add(events, self._passage.finish())
         elif self._is_begun:
             if arguments := call.finish():
                 events.append(Arguments(self._index, arguments))
