@@ -6,6 +6,7 @@ Owns the ids of requests and the frames on their way. Never makes text.
 import asyncio
 import socket
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from nv_engine import EngineRequest
 
@@ -33,8 +34,7 @@ class HostClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the way out."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
 
     def data_received(self, data: bytes) -> None:
         """Hand on the frames that are whole."""
