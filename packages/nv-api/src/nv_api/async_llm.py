@@ -278,7 +278,11 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         self._started = loop.create_future()
         await self._client.connect(self._process.end)
-        prepared = await self._prepare()
+        try:
+            prepared = await self._prepare()
+        except BaseException:
+            self._started.cancel()  # nothing awaits it
+            raise
         keywords.warn_of_length(self._options, prepared.own_length)
         given = self._given
         source = None if given.skip_tokenizer_init else given.tokenizer or prepared.engine.model

@@ -153,6 +153,9 @@ class ScriptedLLM:
         await asyncio.sleep(0)
         if self.refuse is not None:
             raise self.refuse
+        wrong = [token for token in prompt.token_ids if not 0 <= token < VOCAB_SIZE]
+        if wrong:
+            raise ValueError(f"the prompt has {wrong[0]}: a token id is at most {VOCAB_SIZE - 1}")
         params = params.frozen()
         number = len(self.submitted)
         self.submitted.append(SimpleNamespace(prompt=prompt, params=params))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import time
 
@@ -28,6 +29,11 @@ def connect(served, body, path="/v1/completions", **options):
     end.connect(("127.0.0.1", served.port))
     end.sendall(request_bytes(path, body))
     return end
+
+
+def with_small_buffers(served):
+    """A client that does not read stops the server's writes early."""
+    served.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 def reset(end):
@@ -114,6 +120,7 @@ def test_s28_clients_that_never_read_end_and_disturb_nobody(serve):
         },
         write_timeout=0.5,
     )
+    with_small_buffers(served)
     body = {"prompt": "ab", "max_tokens": 40_000, "stream": True, "return_token_ids": True}
     deaf = [connect(served, body, SO_RCVBUF=2048) for _ in range(5)]
     served.until(lambda: len(served.llm.submitted) == 5)
@@ -130,10 +137,19 @@ def test_s28_clients_that_never_read_end_and_disturb_nobody(serve):
 
 
 def test_a_slow_reader_gets_several_tokens_in_one_event(serve, events):
-    served = serve(script={"answers": [[5] * 300], "max_model_len": 5000})
-    text = served.complete("ab", max_tokens=300, stream=True).text
-    chunks = events(text)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "&" * 300
+    served = serve(script={"answers": [[5] * 5000], "max_model_len": 10_000})
+    with_small_buffers(served)
+    end = connect(served, {"prompt": "ab", "max_tokens": 5000, "stream": True}, SO_RCVBUF=2048)
+    served.until(lambda: served.llm.submitted and not served.llm.running, seconds=20)
+    assert served.service.lifecycle.guards, "the stream waits for its reader"
+    received = b""
+    while b"[DONE]" not in received:
+        received += end.recv(65536)
+    text = received.decode().partition("\r\n\r\n")[2]
+    chunks = re.findall(r'"text":"(&*)"', text)
+    assert "".join(chunks) == "&" * 5000
+    assert len(chunks) < 2500
+    end.close()
 
 
 def test_s30_one_id_twice_at_once(serve):

@@ -5,14 +5,16 @@ Owns signals and the end: drain, abort, exit. Never handles a request.
 
 import asyncio
 import gc
+import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
-from nv_engine import values
+from nv_engine import SamplingParams, values
+from nv_engine.log import VARIABLE, follow_environment
 from nv_engine.values import shown
 
 import nv_api
@@ -90,6 +92,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:  # noqa: ANN401
         """Close the port and the connections; if a signal forced it, in the middle of answers."""
+        for task in self._tasks:
+            task.cancel()
         if self._is_forced:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
@@ -98,10 +102,21 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401
         """Listen, and load meanwhile."""
         await super().startup(sockets)
+        LOGGER.info("listening on %s; the model is loading", self._place)
         self._tasks = [
             asyncio.create_task(self._wait_for_the_model()),
             asyncio.create_task(self._watch()),
         ]
+
+    @property
+    def _place(self) -> str:
+        """Where clients find the server."""
+        config = self.config
+        if config.uds is not None:
+            return f"the socket {config.uds}"
+        port = self.servers[0].sockets[0].getsockname()[1]
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        return f"{'https' if config.ssl else 'http'}://{host}:{port}"
 
     async def _wait_for_the_model(self) -> None:
         """Until it is loaded; if that fails, end with the reason."""
@@ -112,8 +127,8 @@ class Server(uvicorn.Server):
             return
         gc.collect()
         gc.freeze()  # the collector need not walk over what was loaded
-        LOGGER.info("serving %s", ", ".join(self._service.options.names))
-        LOGGER.info("fields left out are %r", self._service.default_params)
+        LOGGER.info("ready: %s serves %s", self._place, ", ".join(self._service.options.names))
+        LOGGER.info("fields that a request leaves out: %s", _shown(self._service.default_params))
 
     async def _watch(self) -> None:
         """Until a signal or the loss of the engine; then end."""
@@ -136,7 +151,12 @@ class Server(uvicorn.Server):
 def run(
     model: str, llm_options: Mapping[str, Any], options: ServeOptions, listening: Listening
 ) -> int:
-    """Load a model and serve it until a signal; returns the exit code."""
+    """Load a model and serve it until a signal; returns the exit code.
+
+    The log goes to stderr from level INFO on, unless NV_LOG names another level.
+    """
+    os.environ.setdefault(VARIABLE, "info")
+    follow_environment()
 
     async def whole() -> int:
         llm = nv_api.AsyncLLM(model, **llm_options)
@@ -154,6 +174,12 @@ async def serve(llm: ServedLLM, options: ServeOptions, listening: Listening) -> 
     server = Server(make_app(llm, options), listening)
     await server.serve()
     return server.exit_code
+
+
+def _shown(params: SamplingParams) -> str:
+    """The parameters that are not the usual defaults."""
+    changed = params.changed(field.name for field in fields(params))
+    return ", ".join(f"{name}={getattr(params, name)!r}" for name in changed) or "the defaults"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

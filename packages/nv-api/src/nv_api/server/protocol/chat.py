@@ -24,12 +24,17 @@ Messages = Annotated[
                             {
                                 "type": "array",
                                 "items": {
-                                    "type": "object",
-                                    "required": ["type", "text"],
-                                    "properties": {
-                                        "type": {"const": "text"},
-                                        "text": {"type": "string"},
-                                    },
+                                    "anyOf": [
+                                        {"type": "string"},
+                                        {
+                                            "type": "object",
+                                            "required": ["text"],
+                                            "properties": {
+                                                "type": {"type": "string"},
+                                                "text": {"type": "string"},
+                                            },
+                                        },
+                                    ]
                                 },
                             },
                         ]

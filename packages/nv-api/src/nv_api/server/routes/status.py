@@ -15,14 +15,14 @@ from nv_api.server.service import service_of
 router = APIRouter()
 
 
-@router.get("/health", responses=errors(503))
+@router.get("/health", responses=errors(503), response_class=Response)
 async def health(request: Request) -> Response:
     """200: the engine works. A server that drains is healthy."""
     lifecycle = service_of(request).lifecycle
     return _verdict(lifecycle.problem() or lifecycle.stall_problem())
 
 
-@router.get("/ready", responses=errors(503))
+@router.get("/ready", responses=errors(503), response_class=Response)
 async def ready(request: Request) -> Response:
     """200: send requests here."""
     lifecycle = service_of(request).lifecycle

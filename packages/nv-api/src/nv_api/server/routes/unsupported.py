@@ -9,9 +9,9 @@ from nv_api.server.routes.described import errors
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", responses=errors(400, 401))
-@router.post("/v1/rerank", responses=errors(400, 401))
-@router.post("/v1/score", responses=errors(400, 401))
+@router.post("/v1/embeddings", responses=errors(400, 401), response_class=Response)
+@router.post("/v1/rerank", responses=errors(400, 401), response_class=Response)
+@router.post("/v1/score", responses=errors(400, 401), response_class=Response)
 async def pool() -> Response:
     """Refuse: pooling models are not built."""
     raise unsupported(

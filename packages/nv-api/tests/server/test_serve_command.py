@@ -1,0 +1,161 @@
+"""`nv serve`: options, and the whole of it in processes of their own."""
+
+import builtins
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+from nv_api import LLM, SamplingParams
+from nv_api.cli import app, options_of
+from typer.testing import CliRunner
+
+
+def test_other_options_are_those_of_llm():
+    words = [
+        "--max-num-seqs",
+        "64",
+        "--dtype=float32",
+        "--enforce-eager",
+        "--max-model-len",
+        "none",
+    ]
+    assert options_of(words) == {
+        "max_num_seqs": 64,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": None,
+    }
+    with pytest.raises(ValueError, match="'64' belongs to no option"):
+        options_of(["64"])
+
+
+def test_the_command_hands_its_options_on(monkeypatch):
+    seen = []
+    monkeypatch.setattr("nv_api.server.run.run", lambda *given: seen.append(given) or 3)
+    monkeypatch.setenv("NV_API_KEY", "from-the-environment")
+    words = ["serve", "some/model", "--port", "0", "--max-body-bytes", "1M", "--max-num-seqs", "4"]
+    words += ["--served-model-name", "a", "--served-model-name", "b", "--root-path", "/nv"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 3
+    ((model, llm_options, options, listening),) = seen
+    assert (model, llm_options) == ("some/model", {"max_num_seqs": 4})
+    assert (options.names, options.max_body_bytes) == (("a", "b"), 1 << 20)
+    assert options.api_key == ("from-the-environment",)
+    assert (listening.port, listening.root_path) == (0, "/nv")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--max-queue", "0"], "max_queue is 0"),
+        (["--max-body-bytes", "x"], "a size is 'x'"),
+        (["--port", "99999"], "port is 99999"),
+        (["--ssl-keyfile", "x"], "ssl_keyfile and ssl_certfile"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(words, sentence):
+    result = CliRunner().invoke(app, ["serve", "m", *words])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"nv: {sentence}")
+
+
+def test_without_the_extra_the_command_names_it(monkeypatch):
+    find = builtins.__import__
+
+    def without(name, *rest):
+        if name.partition(".")[0] == "fastapi":
+            raise ModuleNotFoundError("no fastapi", name="fastapi")
+        return find(name, *rest)
+
+    for name in [*sys.modules]:
+        if name.startswith("nv_api.server"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without)
+    result = CliRunner().invoke(app, ["serve", "m"])
+    assert result.exit_code == 1
+    assert result.stderr == 'nv: nv serve needs fastapi: pip install "nv-api[server]"\n'
+
+
+def test_neither_the_package_nor_the_command_imports_a_web_framework():
+    code = (
+        "import sys, nv_api, nv_api.cli; "
+        "found = {'fastapi', 'uvicorn', 'starlette', 'msgspec', 'orjson'} & sys.modules.keys(); "
+        "sys.exit(str(found) if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Command:
+    """`nv serve` in a process: where it listens, once the model is loaded."""
+
+    def __init__(self, model, *words):
+        self.lines, self.is_ready, self.url = [], threading.Event(), None
+        command = [sys.executable, "-m", "nv_api", "serve", model, "--port", "0", *words]
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listening on (http://\S+);", line):
+                self.url = found[1]
+            if "ready: " in line:
+                self.is_ready.set()
+        self.is_ready.set()
+
+
+@pytest.mark.slow
+def test_s04_the_whole_of_it_answers_as_llm_does_and_ends_with_a_signal(checkpoint):
+    options = {"max_model_len": 128, "dtype": "float32", "kvcache_block_size": 16}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    command = Command(checkpoint, *words, "--device=cpu", "--api-key", "sesame")
+    try:
+        assert command.is_ready.wait(120)
+        assert command.url, "".join(command.lines)
+        with httpx.Client(
+            base_url=command.url, timeout=60, headers={"x-api-key": "sesame"}
+        ) as client:
+            body = {"prompt": "hello world", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+            plain = client.post("/v1/completions", json=body).json()
+            streamed = client.post("/v1/completions", json={**body, "stream": True}).text
+            texts = re.findall(r'"text":"((?:[^"\\]|\\.)*)"', streamed)
+            wrong = client.post("/v1/completions", json={**body, "prompt": [10**6]})
+            metrics = client.get("/metrics").text
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(30) == 0
+    finally:
+        command.process.kill()
+        command.process.wait()
+        command.reader.join(10)
+        command.process.stderr.close()
+    with LLM(checkpoint, device="cpu", **options) as llm:
+        params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+        (output,) = llm.generate(["hello world"], params, use_tqdm=False)
+    assert plain["choices"][0]["text"] == output["text"]
+    assert len(texts) > 1
+    assert wrong.status_code == 400
+    assert 'finished_reason="length"' in metrics
+    assert "temperature=0.6, top_k=20" in "".join(command.lines)
+    assert "sesame" not in "".join(command.lines)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
+    command = Command(str(tmp_path / "none"), "--device=cpu")
+    try:
+        assert command.process.wait(60) == 1
+    finally:
+        command.process.kill()
+        command.process.wait()
+        command.reader.join(10)
+        command.process.stderr.close()
+    assert command.lines[-1].startswith("nv: ")
+    assert str(tmp_path / "none") in command.lines[-1]
+    assert "Traceback" not in "".join(command.lines)
