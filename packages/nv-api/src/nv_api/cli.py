@@ -223,6 +223,13 @@ def serve(
     generation_config: Annotated[
         str, typer.Option(help="nv: the checkpoint's recommendation is not used.")
     ] = "auto",
+    override_generation_config: Annotated[
+        str,
+        typer.Option(
+            help='JSON: values for fields that requests leave out, such as {"temperature": 0.5}.',
+            show_default="none; demo: temperature 0.2, top_p 0.9",
+        ),
+    ] = "{}",
     max_queue: Annotated[int, typer.Option(help="Most sequences that wait.")] = 1024,
     max_body_bytes: Annotated[str, typer.Option(help="Of a request.")] = "32M",
     max_n: Annotated[int, typer.Option(help="Most completions of a prompt.")] = 128,
@@ -255,6 +262,7 @@ def serve(
             api_key=tuple(api_key or ()),
             allowed_origins=tuple(allowed_origins or ()),
             generation_config=generation_config,
+            override_generation_config=_override(model, override_generation_config),
             max_queue=max_queue,
             max_body_bytes=byte_size(max_body_bytes),
             max_n=max_n,
@@ -279,6 +287,17 @@ def serve(
         )
         code = run(model, options_of(context.args), options, listening)
     raise typer.Exit(code)
+
+
+def _override(model: str, text: str) -> dict[str, Any]:
+    """The object of a JSON text; beneath it, for the demo model, what its authors recommend."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"override_generation_config is {text!r}, which is not JSON") from error
+    if not isinstance(given, dict):
+        raise ValueError(f"override_generation_config is {text!r}: it must be a JSON object")
+    return {**(DEMO_CHAT if model == DEMO else {}), **given}
 
 
 def options_of(arguments: list[str]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ Owns the options, their bounds and their defaults; checked once. Never opens a s
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nv_engine import values
+from nv_engine import SamplingParams, values
 from nv_engine.values import shown
 
 LOG_REQUESTS = ("none", "ids", "text")
@@ -47,6 +48,8 @@ class ServeOptions:
     """Web pages of these origins may call the server; "*": all."""
     generation_config: str = "auto"
     """"nv": fields that a request leaves out have our defaults and not the checkpoint's."""
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+    """Values of SamplingParams in place of those, for fields that a request leaves out."""
     max_queue: int = 1024
     """Sequences that may wait for the engine; more are refused with 429."""
     max_body_bytes: int = 32 << 20
@@ -84,11 +87,23 @@ class ServeOptions:
         self._make("drain_seconds", values.real, 0.0, MAX_SECONDS)
         if self.ping_interval is not None:
             self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
+        self._check_override()
         _one_of("log_requests", self.log_requests, LOG_REQUESTS)
         _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
 
     def _make(self, name: str, plain: Any, *bounds: float, **more: Any) -> None:  # noqa: ANN401
         object.__setattr__(self, name, plain(name, getattr(self, name), *bounds, **more))
+
+    def _check_override(self) -> None:
+        given = self.override_generation_config
+        if not isinstance(given, Mapping):
+            raise ValueError(
+                f"override_generation_config is {shown(given)}: it must be a JSON object"
+            )
+        try:
+            SamplingParams(**given)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"override_generation_config: {error}") from error
 
     @property
     def names(self) -> tuple[str, ...]:

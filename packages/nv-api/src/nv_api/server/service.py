@@ -6,7 +6,7 @@ Owns nothing itself: the model, the options, and the parts that count and refuse
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nv_engine import SamplingParams
 from nv_engine.values import shown
@@ -52,9 +52,9 @@ class Service:
     @property
     def default_params(self) -> SamplingParams:
         """The values of fields that a request leaves out."""
-        if self.options.generation_config == "nv":
-            return SamplingParams()
-        return self.llm.get_default_sampling_params()
+        is_ours = self.options.generation_config == "nv"
+        params = SamplingParams() if is_ours else self.llm.get_default_sampling_params()
+        return replace(params, **self.options.override_generation_config)
 
     def name_of(self, asked: str | None) -> str:
         """The model's name in a response: the one that was asked for, or the first.
