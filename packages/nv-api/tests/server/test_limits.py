@@ -294,6 +294,7 @@ def test_requests_are_logged_only_if_that_is_asked_for(serve, caplog):
         ("write_timeout", -1), ("drain_seconds", -1), ("log_requests", "all"),
         ("generation_config", "vllm"), ("api_key", ("",)), ("served_model_name", "a"),
         ("max_grammar_depth", 101), ("ping_interval", 0),
+        ("override_generation_config", {"top_p": 2}), ("override_generation_config", {"topp": 1}),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_named(name, value):

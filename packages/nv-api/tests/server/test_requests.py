@@ -22,6 +22,15 @@ def test_the_recommendation_can_be_left_aside(serve):
     assert served.last.params.temperature == 1.0
 
 
+def test_the_recommendation_can_be_overridden(serve):
+    script = {"recommended": {"temperature": 0.6, "top_k": 20}}
+    served = serve(script=script, override_generation_config={"temperature": 0.2})
+    served.chat()
+    assert (served.last.params.temperature, served.last.params.top_k) == (0.2, 20)
+    served.chat(temperature=0.9)
+    assert served.last.params.temperature == 0.9
+
+
 def test_a_chat_may_fill_the_context_and_more_is_cut(served):
     served.chat("a")
     room = 512 - len(served.last.prompt.token_ids)
