@@ -1,4 +1,4 @@
-"""ModelConfig against transformers' own reading of the same config.json, and its refusals."""
+"""Configs against transformers' own reading of the same config.json, and its refusals."""
 
 import json
 import math
@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from nv_models import ModelConfig, RopeConfig, cos_sin_table
+from nv_models import RopeConfig, cos_sin_table, read_config
 
 SIZES = {
     "vocab_size": 320,
@@ -84,7 +84,7 @@ def write(folder, kind="qwen3", generation=None, **overrides):
 @pytest.mark.parametrize("rope", ROPES)
 def test_equals_transformers(tmp_path, kind, rope):
     write(tmp_path, kind, **ROPES[rope])
-    ours = ModelConfig.from_path(tmp_path)
+    ours = read_config(tmp_path)
     theirs = transformers.AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == theirs.head_dim
@@ -116,7 +116,7 @@ def test_spellings_agree(tmp_path):
         ("by layer type", {"rope_parameters": {"full_attention": {**YARN, "rope_theta": 1e6}}}),
     ):
         (tmp_path / name).mkdir()
-        config = ModelConfig.from_path(write(tmp_path / name, **rope))
+        config = read_config(write(tmp_path / name, **rope))
         assert config.rope == RopeConfig(
             1e6, "yarn", factor=4.0, original_max_position_embeddings=32768
         ), name
@@ -124,13 +124,13 @@ def test_spellings_agree(tmp_path):
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_dtype(tmp_path, key):
-    assert ModelConfig.from_path(write(tmp_path, **{key: "bfloat16"})).dtype == torch.bfloat16
+    assert read_config(write(tmp_path, **{key: "bfloat16"})).dtype == torch.bfloat16
 
 
 def test_eos_ids_of_both_files_and_generation_defaults(tmp_path):
     generation = {"eos_token_id": [7, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     generation |= {"max_new_tokens": 99, "do_sample": True, "repetition_penalty": None}
-    config = ModelConfig.from_path(write(tmp_path, "llama", generation, eos_token_id=9))
+    config = read_config(write(tmp_path, "llama", generation, eos_token_id=9))
     assert config.eos_token_ids == (9, 7)
     assert config.generation.temperature == 0.6
     assert config.generation.top_k == 20
@@ -140,23 +140,23 @@ def test_eos_ids_of_both_files_and_generation_defaults(tmp_path):
 
 
 def test_class_default_eos_only_where_no_file_names_one(tmp_path):
-    assert ModelConfig.from_path(write(tmp_path, "llama")).eos_token_ids == (2,)
+    assert read_config(write(tmp_path, "llama")).eos_token_ids == (2,)
     write(tmp_path, "llama", {"eos_token_id": 5})
-    assert ModelConfig.from_path(tmp_path).eos_token_ids == (5,)
+    assert read_config(tmp_path).eos_token_ids == (5,)
 
 
 def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
     write(tmp_path, "llama", {"eos_token_id": [319, 320, 9999]}, eos_token_id=7)
     with pytest.warns(UserWarning, match=r"eos_token_id .*320, 9999.* 0 \.\. 319") as warned:
-        assert ModelConfig.from_path(tmp_path).eos_token_ids == (7, 319)
+        assert read_config(tmp_path).eos_token_ids == (7, 319)
     assert str(tmp_path / "generation_config.json") in str(warned[0].message)
     write(tmp_path, "llama", {}, eos_token_id=320)  # the class's default is no better
     with pytest.warns(UserWarning, match=r"config\.json: eos_token_id .*320"):
-        assert ModelConfig.from_path(tmp_path).eos_token_ids == ()
+        assert read_config(tmp_path).eos_token_ids == ()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
-        ModelConfig.from_path(tmp_path)
-        ModelConfig.from_path(tmp_path)  # on another line, as others who read the file
+        read_config(tmp_path)
+        read_config(tmp_path)  # on another line, as others who read the file
     assert len(warned) == 1
 
 
@@ -193,7 +193,7 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
 )
 def test_refusals_name_the_file(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message) as error:
-        ModelConfig.from_path(write(tmp_path, **overrides))
+        read_config(write(tmp_path, **overrides))
     assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ")
 
 
@@ -213,7 +213,7 @@ def test_refusals_name_the_file(tmp_path, overrides, message):
 )
 def test_refusals_of_generation_config_name_that_file(tmp_path, generation, message):
     with pytest.raises(ValueError, match=message) as error:
-        ModelConfig.from_path(write(tmp_path, generation=generation))
+        read_config(write(tmp_path, generation=generation))
     assert str(error.value).startswith(f"{tmp_path / 'generation_config.json'}: ")
 
 
@@ -244,7 +244,7 @@ RANGE = "of the rope must be from 1e-06 to 1000000, got"
 )
 def test_f5_a_number_of_the_rope_that_makes_no_sense(tmp_path, rope, message):
     with pytest.raises(ValueError, match=message) as error:
-        ModelConfig.from_path(write(tmp_path, rope_scaling=rope))
+        read_config(write(tmp_path, rope_scaling=rope))
     assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ")
     assert len(str(error.value)) < 600
 
@@ -252,47 +252,47 @@ def test_f5_a_number_of_the_rope_that_makes_no_sense(tmp_path, rope, message):
 def test_f7_a_long_list_of_ids_is_cut(tmp_path):
     write(tmp_path, "llama", eos_token_id=[2, *range(320, 5000)])
     with pytest.warns(UserWarning, match=r"names 320, 321, 322, and 4677 more, but"):
-        assert ModelConfig.from_path(tmp_path).eos_token_ids == (2,)
+        assert read_config(tmp_path).eos_token_ids == (2,)
 
 
 def test_f9_files_may_begin_with_a_byte_order_mark(tmp_path):
     write(tmp_path, "llama", {"temperature": 0.5}, eos_token_id=7)
-    expected = ModelConfig.from_path(tmp_path)
+    expected = read_config(tmp_path)
     for name in ("config.json", "generation_config.json"):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text, encoding="utf-8-sig")
-    assert ModelConfig.from_path(tmp_path) == expected
+    assert read_config(tmp_path) == expected
 
 
 def test_sliding_window_that_reaches_no_layer_is_fine(tmp_path):
     write(tmp_path, use_sliding_window=True, sliding_window=64, max_window_layers=28)
-    assert ModelConfig.from_path(tmp_path).num_layers == 2
+    assert read_config(tmp_path).num_layers == 2
     write(tmp_path, use_sliding_window=False, sliding_window=64, max_window_layers=0)
-    assert ModelConfig.from_path(tmp_path).num_layers == 2
+    assert read_config(tmp_path).num_layers == 2
 
 
 def test_quantized_is_not_built_yet(tmp_path):
     write(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(NotImplementedError, match="gptq"):
-        ModelConfig.from_path(tmp_path)
+        read_config(tmp_path)
 
 
 def test_files_that_are_not_there_or_not_json(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        ModelConfig.from_path(tmp_path)
+        read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="not JSON"):
-        ModelConfig.from_path(tmp_path)
+        read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="not a JSON object"):
-        ModelConfig.from_path(tmp_path)
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "torch.float8_e5m2", "int8"])
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
 def test_f6_a_dtype_that_only_quantized_weights_have(tmp_path, key, name):
     with pytest.raises(NotImplementedError, match=rf"quantized \({key} is {name}\), which is not"):
-        ModelConfig.from_path(write(tmp_path, **{key: name}))
+        read_config(write(tmp_path, **{key: name}))
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
@@ -307,7 +307,7 @@ def test_b03_the_tokenizers_eos_is_one_more_end(tiny_checkpoint, tmp_path):
     def ends(eos, *tokenizer_eos):
         values = {k: v for k, v in config.items() if k != "eos_token_id"} | eos
         (tmp_path / "config.json").write_text(json.dumps(values))
-        return ModelConfig.from_path(tmp_path).ends(tokenizer_eos)
+        return read_config(tmp_path).ends(tokenizer_eos)
 
     assert ends({"eos_token_id": [7, 5]}, 5, 9) == (7, 5, 9)
     assert ends({"eos_token_id": 7}) == (7,)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
-from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
+from nv_models import RopeConfig, TensorParallel, load_model, read_config, resolve
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.rope import frequencies
@@ -62,7 +62,7 @@ def test_folder_holds_config_tokenizer_and_link(tiny_checkpoint, write_gguf, tmp
     assert folder.is_relative_to(tmp_path / "cache" / "nv")
     assert (folder / "model.gguf").resolve() == file
     assert {"config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
-    config, original = ModelConfig.from_path(folder), ModelConfig.from_path(source)
+    config, original = read_config(folder), read_config(source)
     assert config.dtype == torch.float16
     assert config.eos_token_ids == (0, 1)  # end of text, end of turn
     for name in ("vocab_size", "hidden_size", "head_dim", "num_kv_heads", "rope", "num_layers"):
@@ -121,7 +121,7 @@ def test_several_files_in_a_folder(tiny_checkpoint):
 )
 def test_rope(tiny_checkpoint, write_gguf, tmp_path, metadata, expected):
     write_gguf(tiny_checkpoint("llama"), tmp_path / "model.gguf", Kind.F32, metadata=metadata)
-    rope = ModelConfig.from_path(resolve(tmp_path / "model.gguf")).rope
+    rope = read_config(resolve(tmp_path / "model.gguf")).rope
     for got, wanted in zip(frequencies(rope, 64), frequencies(expected, 64), strict=True):
         assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted))
 

@@ -5,7 +5,7 @@ import math
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
-from nv_models import ModelConfig, resolve
+from nv_models import read_config, resolve
 from nv_models.byte_level import BYTE_OF_CHARACTER
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
@@ -365,7 +365,7 @@ def test_b03_ends_that_a_gguf_file_knows_by_their_texts(
     write_gguf(tiny_checkpoint("llama"), tmp_path / "m.gguf", Kind.F16, tokenizer_changes=values)
     folder = resolve(tmp_path / "m.gguf")
     expected = {at.get(end, end) for end in ends}
-    assert set(ModelConfig.from_path(folder).ends()) == expected
+    assert set(read_config(folder).ends()) == expected
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for place, text in texts.items():
         if place in ends:
@@ -376,4 +376,4 @@ def test_b03_ends_that_a_gguf_file_knows_by_their_texts(
 def test_b03_a_sentencepiece_vocabulary_that_names_no_ids(tokenizer_of, tmp_path):
     tokenizer = tokenizer_of(tokenizer=SENTENCEPIECE)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (1, 2, 0)
-    assert ModelConfig.from_path(resolve(tmp_path / "model.gguf")).ends() == (2,)
+    assert read_config(resolve(tmp_path / "model.gguf")).ends() == (2,)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from nv_models import ModelConfig, RopeConfig, load_model, resolve
+from nv_models import RopeConfig, load_model, read_config, resolve
 from safetensors.torch import load_file, save_file
 
 YARN = {
@@ -48,7 +48,7 @@ def config(tmp_path):
     def read(**keys):
         values = {"architectures": ["LlamaForCausalLM"], **SIZES, **keys}
         (tmp_path / "config.json").write_text(json.dumps(values))
-        return ModelConfig.from_path(tmp_path)
+        return read_config(tmp_path)
 
     return read
 
@@ -83,7 +83,7 @@ def config(tmp_path):
     ],
 )
 def test_b12_rope_scaling_of_gguf_is_read_as_llama_cpp_reads_it(gguf, metadata, expected):
-    assert ModelConfig.from_path(resolve(gguf(metadata))).rope == expected
+    assert read_config(resolve(gguf(metadata))).rope == expected
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_b12_rope_scaling_of_gguf_is_read_as_llama_cpp_reads_it(gguf, metadata, 
     ],
 )
 def test_b12_keys_of_gguf_that_change_nothing(gguf, metadata):
-    assert ModelConfig.from_path(resolve(gguf(metadata))).rope == PLAIN
+    assert read_config(resolve(gguf(metadata))).rope == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_b12_keys_of_gguf_that_are_not_computed_are_refused_by_name(gguf, metada
 
 def test_b12_a_rope_scaled_twice(gguf):
     factors = torch.ones(32).numpy()
-    assert ModelConfig.from_path(resolve(gguf(rope_factors=factors))).rope.factor == 1
+    assert read_config(resolve(gguf(rope_factors=factors))).rope.factor == 1
     with pytest.raises(ValueError, match=r"twice, by rope_freqs.weight and by .*factor 4,"):
         resolve(gguf({"rope.scaling.factor": 4.0}, rope_factors=factors))
 

@@ -17,7 +17,7 @@ from torch import nn
 from nv_models.causal import CausalLM
 from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
-from nv_models.layers.embedding import Vocabulary
+from nv_models.layers.embedding import Embedding, Head, TiedEmbedding
 from nv_models.layers.linear import ColumnLinear, GatedLinear, Part, RowLinear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
@@ -110,9 +110,9 @@ class DecoderLayer(nn.Module):
 class DecoderBody(nn.Module):
     """Token ids to hidden states."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, embedding: Embedding, placement: Placement) -> None:
         super().__init__()
-        self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, placement)
+        self.embed_tokens = embedding
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, placement) for layer in config.layers
         )
@@ -136,11 +136,11 @@ class Decoder(CausalLM):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__()
         self.config = config
-        self.model = DecoderBody(config, placement)
-        if config.tie_word_embeddings:
-            self.lm_head = self.model.embed_tokens
-        else:
-            self.lm_head = Vocabulary(config.vocab_size, config.hidden_size, placement)
+        sizes = config.vocab_size, config.hidden_size
+        head = (TiedEmbedding if config.tie_word_embeddings else Head)(*sizes, placement)
+        embedding = head if isinstance(head, TiedEmbedding) else Embedding(*sizes, placement)
+        self.model = DecoderBody(config, embedding, placement)
+        self.lm_head = head
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""

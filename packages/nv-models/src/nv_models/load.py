@@ -18,10 +18,10 @@ from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
 from nv_models.fields import read_json
-from nv_models.layers.linear import Linear
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
-from nv_models.placement import Placement
+from nv_models.placement import Finished, Placement
+from nv_models.read_config import read_config
 from nv_models.weights import fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -62,9 +62,8 @@ class ModelPlan:
         else:
             fill_dummy(model, self.seed)
         for module in model.modules():  # one by one: two copies of a single matrix at most
-            if isinstance(module, Linear):
+            if isinstance(module, Finished):
                 module.finish()
-        model.lm_head.finish(is_table=self.config.tie_word_embeddings)
         return model
 
     def _build(self, placement: Placement) -> CausalLM:
@@ -105,7 +104,7 @@ def plan_model(
     if load_format not in LOAD_FORMATS:
         raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
     folder = resolve(path)
-    config = ModelConfig.from_path(folder)
+    config = read_config(folder)
     if dtype == "auto" and config.dtype is None:
         refuse_stated_dtype(folder / "config.json")
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
