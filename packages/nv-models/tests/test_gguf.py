@@ -164,12 +164,12 @@ def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"attention.head_count": 0}, "head_count is 0, but must be a positive integer"),
-        ({"attention.head_count": [4, 4]}, r"head_count is \[4, 4\] \(2 values\), but must be"),
-        ({"attention.head_count_kv": "2"}, "head_count_kv is '2', but must be"),
-        ({"attention.key_length": 0}, "key_length is 0, but must be"),
+        ({"attention.head_count": 0}, "head_count is 0: it must be a positive integer"),
+        ({"attention.head_count": [4, 4]}, r"head_count is \[4, 4\] \(2 values\): it must be"),
+        ({"attention.head_count_kv": "2"}, "head_count_kv is '2': it must be"),
+        ({"attention.key_length": 0}, "key_length is 0: it must be"),
         ({"block_count": None}, "lacks the metadata llama.block_count"),
-        ({"rope.freq_base": 0.0}, "freq_base is 0.0, but must be a positive number"),
+        ({"rope.freq_base": 0.0}, "freq_base is 0.0: it must be a positive number"),
         (
             {
                 "rope.freq_base": 1.0,
@@ -177,7 +177,7 @@ def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path
                 "rope.scaling.factor": 4.0,
                 "rope.scaling.original_context_length": 64,
             },
-            "freq_base is 1.0, but must be more than 1 with yarn",
+            "freq_base is 1.0: it must be more than 1 with yarn",
         ),
     ],
 )
@@ -197,7 +197,7 @@ def test_an_embedding_that_is_no_matrix(tiny_checkpoint, write_gguf, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
     with pytest.raises(
-        ValueError, match=r"token_embd.weight has shape \[320\], but must be a matrix"
+        ValueError, match=r"token_embd.weight has shape \[320\]: it must be a matrix"
     ):
         resolve(tmp_path / "m.gguf")
 
@@ -221,7 +221,7 @@ def test_a_head_unlike_the_embedding(tiny_checkpoint, write_gguf, tmp_path, shap
 
 def test_alignment_of_zero(write_header, tmp_path):
     write_header(tmp_path / "m.gguf", "llama", {"general.alignment": 0})
-    with pytest.raises(ValueError, match=r"general.alignment is 0, but must be a positive integer"):
+    with pytest.raises(ValueError, match=r"general.alignment is 0: it must be a positive integer"):
         resolve(tmp_path / "m.gguf")
 
 

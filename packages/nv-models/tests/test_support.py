@@ -1,4 +1,4 @@
-"""What a checkpoint holds and is not computed: without effect, or refused by name."""
+"""Parts of a checkpoint that are not computed: without effect, or refused by name."""
 
 import json
 import math
@@ -147,7 +147,10 @@ def test_b12_a_rope_scaled_twice(gguf):
 
 
 def test_rope_factors_of_another_size(gguf):
-    with pytest.raises(ValueError, match=r"rope_freqs.weight must be 32 values of fp32"):
+    with pytest.raises(
+        ValueError,
+        match=r"rope_freqs.weight has shape .*16.* and type 0: it must be 32 values of fp32",
+    ):
         resolve(gguf(rope_factors=torch.ones(16).numpy()))
 
 
@@ -351,5 +354,5 @@ def test_a_text_that_is_not_utf_8_and_does_not_matter(write_header, tmp_path, ke
     (tmp_path / "m.gguf").write_bytes(data)
     header = read_header(tmp_path / "m.gguf")
     section, _, name = key.rpartition(".")
-    with pytest.raises(ValueError, match=f"{key} is 'a.*d', but must be a string of UTF-8"):
+    with pytest.raises(ValueError, match=f"{key} is 'a.*d': it must be a string of UTF-8"):
         Section(header, section).text(name)

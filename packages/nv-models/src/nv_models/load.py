@@ -1,7 +1,7 @@
 """From a path to a model that runs.
 
-Owns: the order of the steps, and the choice of format and dtype.
-Never: moves a model later; it is born where it stays.
+Owns the order of the steps, and the choice of format and dtype. Never moves a model: its tensors
+are made on their device.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A model that is decided and not made yet.
+    """A model that is planned and not made yet.
 
     Attributes:
         config: of the model, its dtype decided.
@@ -102,7 +102,9 @@ def plan_model(
         ValueError: an unsupported architecture, format, dtype or parallel size.
     """
     if load_format not in LOAD_FORMATS:
-        raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
+        raise ValueError(
+            f"load_format is {load_format!r}: it must be one of {', '.join(LOAD_FORMATS)}"
+        )
     folder = resolve(path)
     config = read_config(folder)
     if dtype == "auto" and config.dtype is None:
@@ -153,7 +155,7 @@ def refuse_stated_dtype(config_file: Path) -> None:
     for name in ("dtype", "torch_dtype"):
         if (value := values.get(name)) is not None:
             raise ValueError(
-                f"{config_file}: {name} is {value!r}, but must be one of {', '.join(DTYPES)}; mend "
+                f"{config_file}: {name} is {value!r}: it must be one of {', '.join(DTYPES)}; mend "
                 "it, or pass dtype=…"
             )
 
@@ -168,7 +170,7 @@ def choose_dtype(
     """
     name = str(stored if dtype == "auto" else dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+        raise ValueError(f"dtype is {name!r}: it must be auto, {', '.join(DTYPES)}")
     chosen = DTYPES[name]
     if chosen == torch.bfloat16 and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)

@@ -1,7 +1,7 @@
-"""The strict loader: every shard of the model is filled from the checkpoint, or nothing is.
+"""The strict loader: every shard of the model is filled from the checkpoint, or none is.
 
-Owns: the comparison of what a model wants with what a checkpoint has, and the copying.
-Never: opens a file, or guesses.
+Owns the comparison of a model's shards with a checkpoint's tensors, and the copying. Never opens a
+file. Never guesses.
 """
 
 import torch
