@@ -120,9 +120,7 @@ def model_config(
         dtype=DTYPES.get(str(named)),
         generation=generation,
     )
-    frequencies(
-        config.rope, config.head_dim
-    )  # raises here, with the file's name, for a parameter that its rope lacks
+    frequencies(config.rope, config.head_dim)  # raises if the rope lacks a parameter
     return config
 
 
