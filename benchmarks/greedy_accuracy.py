@@ -13,16 +13,16 @@ from unittest import mock
 import torch
 from fp8_accuracy import agreement, prompts_for, reads_bytes
 from nv_api import LLM, SamplingParams
-from nv_models.layers.embedding import Vocabulary
+from nv_models.layers.embedding import Head
 from report import report
 
 
-def rounded(vocabulary: Vocabulary, hidden: torch.Tensor) -> torch.Tensor:
+def rounded(head: Head, hidden: torch.Tensor) -> torch.Tensor:
     """Logits in the weights' dtype."""
-    return UNROUNDED(vocabulary, hidden).to(hidden.dtype)
+    return UNROUNDED(head, hidden).to(hidden.dtype)
 
 
-UNROUNDED = Vocabulary.logits
+UNROUNDED = Head.logits
 HEADS = {"bf16, rounded": rounded, "bf16": UNROUNDED}
 
 
@@ -70,13 +70,13 @@ def main() -> None:
         "tokens": len(expected),
     }
     for name, head in HEADS.items():
-        with mock.patch.object(Vocabulary, "logits", autospec=True, side_effect=head) as product:
+        with mock.patch.object(Head, "logits", autospec=True, side_effect=head) as product:
             reader = Reader(args, "bfloat16")
             picked = reader.likeliest(texts)
             free = [answer for _, answer in reader.answers([prompt for prompt, _ in pairs])]
             reader.llm.close()
         if not product.called:
-            raise RuntimeError("the model does not call Vocabulary.logits: patch what it calls")
+            raise RuntimeError("the model does not call Head.logits: patch what it calls")
         others = sum(a != b for a, b in zip(picked, expected, strict=True))
         figures[name] = {
             "other_tokens": others,

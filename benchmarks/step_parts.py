@@ -14,7 +14,6 @@ from nv_kernels.elementwise import triton_norm as norm
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.linear.stream import Stream
 from nv_kernels.linear.triton.weight import TritonDense
-from nv_kernels.linear.weight import linear_add, norm_gated_linear, norm_linear
 from torch.nn import functional
 
 DEVICE = "cuda"
@@ -153,14 +152,14 @@ class Model:
         """All layers, with a copy of the queries as attention; returns the last total."""
         stream = Stream(x)
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            qkv, stream = norm_linear(stream, layer.attention_norm, weight(layer.qkv))
+            qkv, stream = weight(layer.qkv).norm_linear(stream, layer.attention_norm)
             queries = qk_norm_rope_store(
                 qkv, self.q_norm, self.k_norm, EPS, positions, self.cos_sin, cache, slots,
                 self.q_heads,
             )  # fmt: skip
-            stream = linear_add(attend(queries), weight(layer.output), stream)
-            gated, stream = norm_gated_linear(stream, layer.mlp_norm, weight(layer.gate_up))
-            stream = linear_add(gated, weight(layer.down), stream)
+            stream = weight(layer.output).linear_add(attend(queries), stream)
+            gated, stream = weight(layer.gate_up).norm_gated_linear(stream, layer.mlp_norm)
+            stream = weight(layer.down).linear_add(gated, stream)
         if stream.pending is None:
             return stream.hidden
         weight = self.layers[0].attention_norm.weight

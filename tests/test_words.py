@@ -15,6 +15,8 @@ FOLDERS = (
     "packages/nv-engine/src",
     "packages/nv-kernels/src",
     "packages/nv-kernels/tests",
+    "packages/nv-models/src",
+    "packages/nv-models/tests",
 )
 FILES = (
     "README.md",
@@ -23,6 +25,7 @@ FILES = (
     "benchmarks/README.md",
     "packages/nv-cache/README.md",
     "packages/nv-kernels/README.md",
+    "packages/nv-models/README.md",
     *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")),
 )
 SUFFIXES = {".py", ".h", ".cpp"}

@@ -107,7 +107,7 @@ def test_another_number_of_layers_is_told_by_its_tensors(folder, change, said):
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 def test_a_dtype_of_the_config_that_is_none(folder, name):
     edit_config(folder, **{"dtype": None, name: "foo"})
-    with pytest.raises(ValueError, match=rf"config.json: {name} is 'foo', but must be one of"):
+    with pytest.raises(ValueError, match=rf"config.json: {name} is 'foo': it must be one of"):
         start(folder)
 
 

@@ -90,7 +90,7 @@ def test_none_is_what_the_checkpoint_recommends(scripted, folder, monkeypatch, t
         ({"temperature": -1}, "temperature is -1: it must be a number in"),
         ({"top_k": 1.5}, "top_k is 1.5: it must be an integer"),
         ({"max_new_tokens": 0}, "max_tokens is 0: it must be an integer, at least 1"),
-        ({"top_p": "most"}, "top_p must be a number, got 'most'"),
+        ({"top_p": "most"}, "top_p is 'most': it must be a number"),
     ],
 )
 def test_a_bad_recommendation_names_its_file(

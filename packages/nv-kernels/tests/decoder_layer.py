@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import nv_kernels as nk
 import torch
 
 
@@ -34,12 +33,12 @@ class Layer:
 def before_attention(layer, stream, weight):
     """Stream -> qkv, stream; `weight` makes a `nk.Weight` of a tensor."""
     norm = RMS(layer.attention_norm, layer.eps)
-    return nk.norm_linear(stream, norm, weight(layer.qkv), layer.qkv_bias)
+    return weight(layer.qkv).norm_linear(stream, norm, layer.qkv_bias)
 
 
 def after_attention(layer, attended, stream, weight, rank_sum=None):
     """Attention's output, stream -> stream."""
     norm = RMS(layer.mlp_norm, layer.eps)
-    stream = nk.linear_add(attended, weight(layer.output), stream, layer.output_bias, rank_sum)
-    gated, stream = nk.norm_gated_linear(stream, norm, weight(layer.gate_up), layer.gate_up_bias)
-    return nk.linear_add(gated, weight(layer.down), stream, layer.down_bias, rank_sum)
+    stream = weight(layer.output).linear_add(attended, stream, layer.output_bias, rank_sum)
+    gated, stream = weight(layer.gate_up).norm_gated_linear(stream, norm, layer.gate_up_bias)
+    return weight(layer.down).linear_add(gated, stream, layer.down_bias, rank_sum)

@@ -38,9 +38,6 @@ def test_surface():
         "attention_backend",
         "cache_path",
         "compile_ahead",
-        "linear_add",
-        "norm_gated_linear",
-        "norm_linear",
         "normalise",
         "reference",
     }

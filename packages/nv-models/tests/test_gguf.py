@@ -9,7 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
-from nv_models import ModelConfig, RopeConfig, TensorParallel, load_model, resolve
+from nv_models import RopeConfig, TensorParallel, load_model, read_config, resolve
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.rope import frequencies
@@ -62,7 +62,7 @@ def test_folder_holds_config_tokenizer_and_link(tiny_checkpoint, write_gguf, tmp
     assert folder.is_relative_to(tmp_path / "cache" / "nv")
     assert (folder / "model.gguf").resolve() == file
     assert {"config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
-    config, original = ModelConfig.from_path(folder), ModelConfig.from_path(source)
+    config, original = read_config(folder), read_config(source)
     assert config.dtype == torch.float16
     assert config.eos_token_ids == (0, 1)  # end of text, end of turn
     for name in ("vocab_size", "hidden_size", "head_dim", "num_kv_heads", "rope", "num_layers"):
@@ -121,7 +121,7 @@ def test_several_files_in_a_folder(tiny_checkpoint):
 )
 def test_rope(tiny_checkpoint, write_gguf, tmp_path, metadata, expected):
     write_gguf(tiny_checkpoint("llama"), tmp_path / "model.gguf", Kind.F32, metadata=metadata)
-    rope = ModelConfig.from_path(resolve(tmp_path / "model.gguf")).rope
+    rope = read_config(resolve(tmp_path / "model.gguf")).rope
     for got, wanted in zip(frequencies(rope, 64), frequencies(expected, 64), strict=True):
         assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted))
 
@@ -164,12 +164,12 @@ def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"attention.head_count": 0}, "head_count is 0, but must be a positive integer"),
-        ({"attention.head_count": [4, 4]}, r"head_count is \[4, 4\] \(2 values\), but must be"),
-        ({"attention.head_count_kv": "2"}, "head_count_kv is '2', but must be"),
-        ({"attention.key_length": 0}, "key_length is 0, but must be"),
+        ({"attention.head_count": 0}, "head_count is 0: it must be a positive integer"),
+        ({"attention.head_count": [4, 4]}, r"head_count is \[4, 4\] \(2 values\): it must be"),
+        ({"attention.head_count_kv": "2"}, "head_count_kv is '2': it must be"),
+        ({"attention.key_length": 0}, "key_length is 0: it must be"),
         ({"block_count": None}, "lacks the metadata llama.block_count"),
-        ({"rope.freq_base": 0.0}, "freq_base is 0.0, but must be a positive number"),
+        ({"rope.freq_base": 0.0}, "freq_base is 0.0: it must be a positive number"),
         (
             {
                 "rope.freq_base": 1.0,
@@ -177,7 +177,7 @@ def test_lacks_what_it_needs(tiny_checkpoint, write_gguf, write_header, tmp_path
                 "rope.scaling.factor": 4.0,
                 "rope.scaling.original_context_length": 64,
             },
-            "freq_base is 1.0, but must be more than 1 with yarn",
+            "freq_base is 1.0: it must be more than 1 with yarn",
         ),
     ],
 )
@@ -197,7 +197,7 @@ def test_an_embedding_that_is_no_matrix(tiny_checkpoint, write_gguf, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     write_gguf(folder, tmp_path / "m.gguf", Kind.F32)
     with pytest.raises(
-        ValueError, match=r"token_embd.weight has shape \[320\], but must be a matrix"
+        ValueError, match=r"token_embd.weight has shape \[320\]: it must be a matrix"
     ):
         resolve(tmp_path / "m.gguf")
 
@@ -221,7 +221,7 @@ def test_a_head_unlike_the_embedding(tiny_checkpoint, write_gguf, tmp_path, shap
 
 def test_alignment_of_zero(write_header, tmp_path):
     write_header(tmp_path / "m.gguf", "llama", {"general.alignment": 0})
-    with pytest.raises(ValueError, match=r"general.alignment is 0, but must be a positive integer"):
+    with pytest.raises(ValueError, match=r"general.alignment is 0: it must be a positive integer"):
         resolve(tmp_path / "m.gguf")
 
 

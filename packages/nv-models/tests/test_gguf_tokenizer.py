@@ -5,7 +5,7 @@ import math
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
-from nv_models import ModelConfig, resolve
+from nv_models import read_config, resolve
 from nv_models.byte_level import BYTE_OF_CHARACTER
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
@@ -152,7 +152,7 @@ def test_what_llama_cpp_runs_is_warned_of_at_every_load(
 
 @pytest.mark.parametrize("vocab_size", [0, "320"])
 def test_a_vocab_size_that_is_none(tokenizer_of, vocab_size):
-    with pytest.raises(ValueError, match=rf"vocab_size is {vocab_size!r}, but must be a positive"):
+    with pytest.raises(ValueError, match=rf"vocab_size is {vocab_size!r}: it must be a positive"):
         tokenizer_of(metadata={"vocab_size": vocab_size})
 
 
@@ -197,37 +197,37 @@ def test_sentencepiece(tokenizer_of):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eos_token_id": 900}, "eos_token_id is 900, but must be the id of one of the 320 tokens"),
-        ({"bos_token_id": 900}, "bos_token_id is 900, but must be the id"),
-        ({"eos_token_id": "end"}, "eos_token_id is 'end', but must be the id"),
-        ({"padding_token_id": 320}, "padding_token_id is 320, but must be the id"),
+        ({"eos_token_id": 900}, "eos_token_id is 900: it must be the id of one of the 320 tokens"),
+        ({"bos_token_id": 900}, "bos_token_id is 900: it must be the id"),
+        ({"eos_token_id": "end"}, "eos_token_id is 'end': it must be the id"),
+        ({"padding_token_id": 320}, "padding_token_id is 320: it must be the id"),
         (
             {"tokens": TOKENS[:3], "eos_token_id": 3},
-            r"\(3 values\), but must be 320 strings, one per",
+            r"\(3 values\): it must be 320 strings, one per",
         ),
-        ({"tokens": [*TOKENS, "more"]}, r"\(321 values\), but must be 320 strings, one per row"),
-        ({"tokens": ["[7]", *TOKENS[1:]]}, r"tokens\[7\] is '\[7\]', but must be another token"),
-        ({"scores": [1.0]}, "scores is .* but must be a list of 320 numbers"),
-        ({"mask_token_id": 900}, "mask_token_id is 900, but must be the id"),
-        ({"eom_token_id": 900}, "eom_token_id is 900, but must be the id"),
-        ({"add_eos_token": 1}, "add_eos_token is 1, but must be true or false"),
+        ({"tokens": [*TOKENS, "more"]}, r"\(321 values\): it must be 320 strings, one per row"),
+        ({"tokens": ["[7]", *TOKENS[1:]]}, r"tokens\[7\] is '\[7\]': it must be another token"),
+        ({"scores": [1.0]}, "scores is .*: it must be a list of 320 numbers"),
+        ({"mask_token_id": 900}, "mask_token_id is 900: it must be the id"),
+        ({"eom_token_id": 900}, "eom_token_id is 900: it must be the id"),
+        ({"add_eos_token": 1}, "add_eos_token is 1: it must be true or false"),
         ({"tokens": None}, "lacks the metadata tokenizer.ggml.tokens"),
         (
             {"tokens": [1, 2, 3]},
-            r"tokens is \[1, 2, 3\] \(3 values\), but must be a list of strings",
+            r"tokens is \[1, 2, 3\] \(3 values\): it must be a list of strings",
         ),
         ({"merges": None}, "lacks the metadata tokenizer.ggml.merges"),
-        ({"merges": ["h i", "hi"]}, r"merges\[1\] is 'hi', but must be two tokens"),
-        ({"merges": ["h nothing"]}, r"merges\[0\] is 'h nothing', but must be two tokens"),
-        ({"merges": ["h h"]}, r"merges\[0\] is 'h h', but must be two tokens"),
-        ({"merges": [1]}, "merges is .* but must be a list of strings"),
-        ({"model": 5}, "model is 5, but must be a string"),
-        ({"pre": 5}, "pre is 5, but must be a string"),
-        ({"token_type": [1]}, "token_type is .* but must be a list of 320 numbers"),
-        ({"add_bos_token": "no"}, "add_bos_token is 'no', but must be true or false"),
+        ({"merges": ["h i", "hi"]}, r"merges\[1\] is 'hi': it must be two tokens"),
+        ({"merges": ["h nothing"]}, r"merges\[0\] is 'h nothing': it must be two tokens"),
+        ({"merges": ["h h"]}, r"merges\[0\] is 'h h': it must be two tokens"),
+        ({"merges": [1]}, "merges is .*: it must be a list of strings"),
+        ({"model": 5}, "model is 5: it must be a string"),
+        ({"pre": 5}, "pre is 5: it must be a string"),
+        ({"token_type": [1]}, "token_type is .*: it must be a list of 320 numbers"),
+        ({"add_bos_token": "no"}, "add_bos_token is 'no': it must be true or false"),
         ({**SENTENCEPIECE, "scores": None}, "lacks the metadata tokenizer.ggml.scores"),
-        ({**SENTENCEPIECE, "scores": [1.0]}, "scores is .* but must be a list of 320 numbers"),
-        ({**SENTENCEPIECE, "unknown_token_id": 900}, "unknown_token_id is 900, but must be"),
+        ({**SENTENCEPIECE, "scores": [1.0]}, "scores is .*: it must be a list of 320 numbers"),
+        ({**SENTENCEPIECE, "unknown_token_id": 900}, "unknown_token_id is 900: it must be"),
         (
             {**SENTENCEPIECE, "scores": with_at(SCORES, 7, math.nan)},
             r"scores\[7\] is nan, but must",
@@ -242,7 +242,7 @@ def test_sentencepiece(tokenizer_of):
         ),
         (
             {"scores": with_at(SCORES, 3, math.nan)},
-            r"scores\[3\] is nan, but must be a finite number",
+            r"scores\[3\] is nan: it must be a finite number",
         ),
         (
             {**SENTENCEPIECE, "tokens": without(LLAMA, SPACE)},
@@ -276,16 +276,16 @@ def test_sentencepiece(tokenizer_of):
         *(
             (
                 {"token_type": with_at(TYPES, 5, kind)},
-                rf"token_type\[5\] is {kind}, but must be one",
+                rf"token_type\[5\] is {kind}: it must be one",
             )
             for kind in (9, -1, 0, 7)
         ),
-        ({"token_type": [1.5] * 320}, r"token_type\[0\] is 1.5, but must be one"),
-        ({"token_type": [True] * 320}, "token_type is .* but must be a list of 320 numbers"),
+        ({"token_type": [1.5] * 320}, r"token_type\[0\] is 1.5: it must be one"),
+        ({"token_type": [True] * 320}, "token_type is .*: it must be a list of 320 numbers"),
         *(
             (
                 {"token_type": kinds},
-                r"token_type is .* but must be 1 \(normal\) for at least one tok",
+                r"token_type is .*: it must be 1 \(normal\) for at least one tok",
             )
             for kinds in ([3] * 320, [5] * 320, [3, 5] * 160, [2] * 320, [6] * 320, [4] * 320)
         ),
@@ -365,7 +365,7 @@ def test_b03_ends_that_a_gguf_file_knows_by_their_texts(
     write_gguf(tiny_checkpoint("llama"), tmp_path / "m.gguf", Kind.F16, tokenizer_changes=values)
     folder = resolve(tmp_path / "m.gguf")
     expected = {at.get(end, end) for end in ends}
-    assert set(ModelConfig.from_path(folder).ends()) == expected
+    assert set(read_config(folder).ends()) == expected
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for place, text in texts.items():
         if place in ends:
@@ -376,4 +376,4 @@ def test_b03_ends_that_a_gguf_file_knows_by_their_texts(
 def test_b03_a_sentencepiece_vocabulary_that_names_no_ids(tokenizer_of, tmp_path):
     tokenizer = tokenizer_of(tokenizer=SENTENCEPIECE)
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (1, 2, 0)
-    assert ModelConfig.from_path(resolve(tmp_path / "model.gguf")).ends() == (2,)
+    assert read_config(resolve(tmp_path / "model.gguf")).ends() == (2,)

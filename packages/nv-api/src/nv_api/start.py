@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nv_engine import Engine, EngineConfig, SamplingParams
-from nv_models import ModelConfig, resolve
+from nv_models import ModelConfig, read_config, resolve
 from nv_models.checkpoint.gguf.folder import source_of
 
 from nv_api import options as keywords
@@ -52,7 +52,7 @@ def start(model: str, options: Mapping[str, Any]) -> Started:
 def prepare(given: keywords.Options) -> Prepared:
     """Find a model's files and load its tokenizer; errors are those of `LLM`."""
     path = resolve(given.engine.model, given.engine.revision)
-    config = ModelConfig.from_path(path)  # first: it refuses what is not supported
+    config = read_config(path)  # first: it refuses what is not supported
     default_params = _default_params(path, config)
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
     if tokenizer:

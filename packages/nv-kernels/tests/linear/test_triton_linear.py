@@ -186,7 +186,7 @@ def test_linear_of_any_shape(tokens, rows, columns, dtype):
     if tokens and not (INTERPRETING and dtype == torch.float32):
         norm = RMS(draw(columns, dtype=dtype, seed=4), 1e-6)
         expected = reference.linear(reference.rms_norm(x, *norm), weight)
-        actual, _ = nk.norm_linear(nk.Stream(x), norm, TritonDense(weight))
+        actual, _ = TritonDense(weight).norm_linear(nk.Stream(x), norm)
         torch.testing.assert_close(summed(actual).to(dtype), expected, rtol=3e-2, atol=3e-2)
 
 

@@ -1,7 +1,7 @@
-"""Which architectures there are, one row each. A model that a class here can compute is a row.
+"""The architectures that are supported, one row each.
 
-Owns: the table, and what an architecture fixes that config.json does not say.
-Never: imports a model before it is asked for.
+Owns the table: the class of each architecture, and the constants that config.json does not have.
+Never imports a model before `model_class` is called.
 """
 
 import importlib
@@ -14,13 +14,13 @@ from nv_models.listing import first_few
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """What all checkpoints of an architecture share.
+    """The constants that all checkpoints of an architecture share.
 
     Args:
         model: the class, a `CausalLM`, by its full name.
         qk_norm: every query and key head goes through an RMS norm before its rotation.
-        qkv_bias: whether q, k and v have biases: True, False, or the field of config.json that
-            says so.
+        qkv_bias: whether q, k and v have biases: True, False, or the name of the field of
+            config.json that decides.
         output_bias: the same of attention's output.
         mlp_bias: the same of gate, up and down.
         gguf: `general.architecture` of its GGUF files.

@@ -1,7 +1,6 @@
 """The alphabet of byte-level tokenizers: one printable character for each byte, as in GPT-2.
 
-Owns: the character of each byte, and which bytes belong to plain text.
-Never: knows a vocabulary.
+Owns the character of each byte, and which bytes belong to plain text. Never reads a vocabulary.
 """
 
 

@@ -1,7 +1,4 @@
-"""What every model looks like from outside.
-
-Owns: the type the engine calls. Never: a layer.
-"""
+"""The interface of every model. Owns the type that the engine calls. Never computes a layer."""
 
 from abc import ABC, abstractmethod
 
@@ -10,7 +7,7 @@ from torch import nn
 
 from nv_models.config import ModelConfig
 from nv_models.context import ForwardContext
-from nv_models.layers.embedding import Vocabulary
+from nv_models.layers.embedding import Head
 
 
 class CausalLM(nn.Module, ABC):
@@ -21,7 +18,7 @@ class CausalLM(nn.Module, ABC):
     """
 
     config: ModelConfig
-    lm_head: Vocabulary
+    lm_head: Head
 
     @abstractmethod
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:

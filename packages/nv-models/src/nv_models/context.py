@@ -1,6 +1,6 @@
-"""What a forward pass needs besides token ids, handed down as an argument.
+"""The inputs of a forward pass besides token ids.
 
-Owns: the record. Never: a global, a default or a decision.
+Owns the record, which is an argument of every layer. Never a global.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ class ForwardContext:
 
     Args:
         positions: [T] int, each token's position in its sequence.
-        slot_mapping: [T] int, where its K and V go: block * block_size + offset; -1 is nowhere.
+        slot_mapping: [T] int, where its K and V go: block * block_size + offset; -1: not stored.
         attention: which rows belong to which sequence, and that sequence's blocks.
         plan: what `backend.plan(attention)` returned, shared by all layers.
         backend: the attention implementation.
-        kv_caches: one KVCache a layer.
+        kv_caches: one KVCache per layer.
     """
 
     positions: torch.Tensor

@@ -17,8 +17,8 @@ from torch import nn
 from nv_models.causal import CausalLM
 from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
-from nv_models.layers.embedding import Vocabulary
-from nv_models.layers.linear import ColumnLinear, Part, RowLinear
+from nv_models.layers.embedding import Embedding, Head, TiedEmbedding
+from nv_models.layers.linear import ColumnLinear, GatedLinear, Part, RowLinear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
 from nv_models.rope import cos_sin_table
@@ -55,8 +55,7 @@ class Attention(nn.Module):
         context: ForwardContext,
     ) -> nk.Stream:
         """The stream before attention -> after it; `kv` then holds this step's keys and values."""
-        qkv_proj, o_proj = self.qkv_proj, self.o_proj
-        qkv, stream = nk.norm_linear(stream, norm, qkv_proj.weight, qkv_proj.bias)  # [T, Hq+2Hkv D]
+        qkv, stream = self.qkv_proj(stream, norm)  # [T, (Hq + 2 Hkv) D], or its partials
         q = nk.qk_norm_rope_store(
             qkv,
             self.q_norm.weight if self.q_norm else None,
@@ -69,9 +68,7 @@ class Attention(nn.Module):
             self.num_q_heads,
         )  # [T, Hq, D]
         attended = context.backend.attend(q, kv, context.attention, context.plan, self.spec)
-        return nk.linear_add(
-            attended.flatten(1), o_proj.weight, stream, o_proj.own_bias, o_proj.rank_sum
-        )
+        return self.o_proj(attended.flatten(1), stream)
 
 
 class GatedMLP(nn.Module):
@@ -82,14 +79,13 @@ class GatedMLP(nn.Module):
         size, width = config.hidden_size, config.intermediate_size
         kept = placement.parallel.split(width, "intermediate_size")
         gate_up = Part("gate_proj", width, kept), Part("up_proj", width, kept)
-        self.gate_up_proj = ColumnLinear(size, gate_up, config.mlp_bias, placement)
+        self.gate_up_proj = GatedLinear(size, gate_up, config.mlp_bias, placement)
         self.down_proj = RowLinear(width, size, config.mlp_bias, placement)
 
     def forward(self, stream: nk.Stream, norm: RMSNorm) -> nk.Stream:
         """The stream before the MLP -> after it."""
-        gate_up, down = self.gate_up_proj, self.down_proj
-        gated, stream = nk.norm_gated_linear(stream, norm, gate_up.weight, gate_up.bias)  # [T, F]
-        return nk.linear_add(gated, down.weight, stream, down.own_bias, down.rank_sum)
+        gated, stream = self.gate_up_proj(stream, norm)  # [T, F]
+        return self.down_proj(gated, stream)
 
 
 class DecoderLayer(nn.Module):
@@ -108,15 +104,15 @@ class DecoderLayer(nn.Module):
     ) -> nk.Stream:
         """The stream before this layer -> after it."""
         stream = self.self_attn(stream, self.input_layernorm, cos_sin, kv, context)
-        return self.mlp(stream, self.post_attention_layernorm)  # type: ignore[no-any-return]
+        return self.mlp(stream, self.post_attention_layernorm)
 
 
 class DecoderBody(nn.Module):
     """Token ids to hidden states."""
 
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+    def __init__(self, config: ModelConfig, embedding: Embedding, placement: Placement) -> None:
         super().__init__()
-        self.embed_tokens = Vocabulary(config.vocab_size, config.hidden_size, placement)
+        self.embed_tokens = embedding
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, placement) for layer in config.layers
         )
@@ -130,7 +126,7 @@ class DecoderBody(nn.Module):
         stream = self.embed_tokens(token_ids)
         for layer, kv in zip(self.layers, context.kv_caches, strict=True):
             stream = layer(stream, self.cos_sin, kv, context)
-        hidden, _ = nk.normalise(stream, self.norm)
+        hidden, _ = self.norm(stream)
         return hidden
 
 
@@ -140,16 +136,15 @@ class Decoder(CausalLM):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__()
         self.config = config
-        self.model = DecoderBody(config, placement)
-        if config.tie_word_embeddings:
-            self.lm_head = self.model.embed_tokens
-        else:
-            self.lm_head = Vocabulary(config.vocab_size, config.hidden_size, placement)
+        sizes = config.vocab_size, config.hidden_size
+        head = (TiedEmbedding if config.tie_word_embeddings else Head)(*sizes, placement)
+        embedding = head if isinstance(head, TiedEmbedding) else Embedding(*sizes, placement)
+        self.model = DecoderBody(config, embedding, placement)
+        self.lm_head = head
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
-        hidden: torch.Tensor = self.model(token_ids, context)
-        return hidden
+        return self.model(token_ids, context)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""

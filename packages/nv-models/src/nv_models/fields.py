@@ -1,7 +1,7 @@
 """Fields of a checkpoint's JSON files, read by type.
 
-Owns: the errors, which name the field, its value and what it must be.
-Never: knows what a field means; the files' names are `ModelConfig.from_path`'s.
+Owns the errors, which name the field, its value and what it must be; the caller adds the file's
+name. Never uses a value.
 """
 
 import json
@@ -32,25 +32,25 @@ def read_json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); download it again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}, not a JSON object")
+        raise ValueError(f"{file} is a JSON {type(content).__name__}: it must be an object")
     return content
 
 
 def size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    """A positive integer; null and nothing mean the default, if there is one."""
+    """A positive integer; null or a missing field means the default, if there is one."""
     value = _given(values, name, default)
     if not _is_integer(value) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be a positive integer")
     if value > LARGEST_SIZE:
-        raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be at most {LARGEST_SIZE}")
     return int(value)
 
 
 def number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
-    """A positive real number; null and nothing mean the default, if there is one."""
+    """A positive real number; null or a missing field means the default, if there is one."""
     value = _given(values, name, default)
     if not _is_number(value) or not (_is_finite(value) and value > 0):
-        raise ValueError(f"{name} must be a positive number, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be a positive number")
     return float(value)
 
 
@@ -59,44 +59,44 @@ def numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]
     found = {name: values[name] for name in names if values.get(name) is not None}
     for name, value in found.items():
         if not _is_number(value):
-            raise ValueError(f"{name} must be a number, got {value!r:.200}")
+            raise ValueError(f"{name} is {value!r:.200}: it must be a number")
         if not _is_finite(value):
-            raise ValueError(f"{name} must be a finite number, got {value!r:.200}")
+            raise ValueError(f"{name} is {value!r:.200}: it must be a finite number")
     return found
 
 
 def flag(values: Mapping[str, Any], name: str) -> bool:
-    """True or false; null and nothing mean false."""
+    """True or false; null or a missing field means false."""
     value = values.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be true or false")
     return bool(value)
 
 
 def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    """One token id or a list of them; null and nothing mean none."""
+    """One token id or a list of them; null or a missing field means none."""
     value = values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(_is_integer(each) for each in ids):
-        raise ValueError(f"{name} must be a token id or a list of them, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be a token id or a list of them")
     return tuple(ids)
 
 
 def strings(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A list of strings; null and nothing mean an empty one."""
+    """A list of strings; null or a missing field means an empty one."""
     value = values.get(name)
     if value is None:
         return ()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError(f"{name} must be a list of strings, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be a list of strings")
     return tuple(value)
 
 
 def table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A JSON object; null and nothing mean an empty one."""
+    """A JSON object; null or a missing field means an empty one."""
     value = values.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"{name} must be an object, got {value!r:.200}")
+        raise ValueError(f"{name} is {value!r:.200}: it must be an object")
     return value or {}
 
 

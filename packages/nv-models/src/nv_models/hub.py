@@ -1,8 +1,7 @@
 """A repository of the hub: fetched, or found in the hub's cache.
 
-Owns: the call of huggingface_hub, what is taken from its cache where it does not do so itself, and
-errors of one sentence.
-Never: knows what the files mean.
+Owns the call of huggingface_hub, the search in its cache where the hub is out of reach, and errors
+of one sentence. Never reads a file of a model.
 """
 
 import re
@@ -76,7 +75,7 @@ def cached_snapshot(name: str, revision: str | None, patterns: Sequence[str]) ->
 
 
 def _worded(name: str, revision: str | None, error: Exception) -> ValueError | FileNotFoundError:
-    """What to raise where neither hub nor cache has the files."""
+    """The error to raise where neither hub nor cache has the files."""
     if isinstance(error, GatedRepoError):
         return ValueError(f"{name} is gated: accept its terms, then `hf auth login`")
     if isinstance(error, RepositoryNotFoundError):

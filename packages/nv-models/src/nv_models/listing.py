@@ -1,6 +1,6 @@
 """Lists inside messages: the first few, and how many more there are.
 
-Owns: where a list is cut. Never: knows what is listed.
+Owns the place where a list is cut. Never depends on the items.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """From a path to a model that runs.
 
-Owns: the order of the steps, and the choice of format and dtype.
-Never: moves a model later; it is born where it stays.
+Owns the order of the steps, and the choice of format and dtype. Never moves a model: its tensors
+are made on their device.
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
 from nv_models.fields import read_json
-from nv_models.layers.linear import Linear
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
-from nv_models.placement import Placement
+from nv_models.placement import Finished, Placement
+from nv_models.read_config import read_config
 from nv_models.weights import fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -29,7 +29,7 @@ LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """A model that is decided and not made yet.
+    """A model that is planned and not made yet.
 
     Attributes:
         config: of the model, its dtype decided.
@@ -62,9 +62,8 @@ class ModelPlan:
         else:
             fill_dummy(model, self.seed)
         for module in model.modules():  # one by one: two copies of a single matrix at most
-            if isinstance(module, Linear):
+            if isinstance(module, Finished):
                 module.finish()
-        model.lm_head.finish(is_table=self.config.tie_word_embeddings)
         return model
 
     def _build(self, placement: Placement) -> CausalLM:
@@ -103,9 +102,11 @@ def plan_model(
         ValueError: an unsupported architecture, format, dtype or parallel size.
     """
     if load_format not in LOAD_FORMATS:
-        raise ValueError(f"load_format must be one of {LOAD_FORMATS}, got {load_format!r}")
+        raise ValueError(
+            f"load_format is {load_format!r}: it must be one of {', '.join(LOAD_FORMATS)}"
+        )
     folder = resolve(path)
-    config = ModelConfig.from_path(folder)
+    config = read_config(folder)
     if dtype == "auto" and config.dtype is None:
         refuse_stated_dtype(folder / "config.json")
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
@@ -154,7 +155,7 @@ def refuse_stated_dtype(config_file: Path) -> None:
     for name in ("dtype", "torch_dtype"):
         if (value := values.get(name)) is not None:
             raise ValueError(
-                f"{config_file}: {name} is {value!r}, but must be one of {', '.join(DTYPES)}; mend "
+                f"{config_file}: {name} is {value!r}: it must be one of {', '.join(DTYPES)}; mend "
                 "it, or pass dtype=…"
             )
 
@@ -169,7 +170,7 @@ def choose_dtype(
     """
     name = str(stored if dtype == "auto" else dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ValueError(f"dtype must be auto, {', '.join(DTYPES)}, got {name!r}")
+        raise ValueError(f"dtype is {name!r}: it must be auto, {', '.join(DTYPES)}")
     chosen = DTYPES[name]
     if chosen == torch.bfloat16 and device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)

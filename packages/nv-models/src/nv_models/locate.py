@@ -1,8 +1,8 @@
-"""From what a user calls a model to a folder on this machine.
+"""From a user's name of a model to a folder on this machine.
 
-Owns: the rules, and the errors that name path, file and fix. A `.gguf` file also becomes a folder,
-in the user's cache: config.json, the tokenizer's files, and a link `model.gguf` to the file.
-Never: reads a weight.
+Owns the rules, and the errors that name path, file and fix. A `.gguf` file also becomes a folder,
+in the user's cache: config.json, the tokenizer's files, and a link `model.gguf` to the file. Never
+reads a weight.
 """
 
 import importlib.util

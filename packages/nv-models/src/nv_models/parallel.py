@@ -1,7 +1,7 @@
-"""Who holds which part of a weight, and the two sums that put the parts together again.
+"""The part of each weight that a rank holds, and the collectives that join the parts.
 
-Owns: the arithmetic of splitting heads, features and vocabulary over ranks, and the collectives.
-Never: creates a process group; the engine does, and hands it in.
+Owns the arithmetic of splitting heads, features and vocabulary over ranks, and the collectives.
+Never creates a process group: the engine does, and passes it as an argument.
 """
 
 from dataclasses import dataclass, field
@@ -32,7 +32,9 @@ class TensorParallel:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise ValueError(f"rank must be in [0, {self.size}), got {self.rank}")
+            raise ValueError(
+                f"rank is {self.rank}: it must be at least 0 and below size, {self.size}"
+            )
 
     def split(self, total: int, what: str) -> range:
         """This rank's share of `total` equal things.

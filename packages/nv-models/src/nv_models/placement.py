@@ -1,11 +1,13 @@
 """Where a model's tensors live.
 
-Owns: Placement, which every layer takes as an argument, and Shard, by which a layer tells the
-loader where its values lie in the checkpoint.
-Never: reads a file.
+Owns Placement, which every layer takes as an argument, and the two things that a loader asks of a
+layer: where its values are in the checkpoint, and to finish once they are loaded. Never reads a
+file.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import nv_kernels as nk
 import torch
@@ -55,3 +57,21 @@ class Shard:
     shape: tuple[int, ...]
     dim: int = 0
     start: int = 0
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A layer with parameters that come from the checkpoint."""
+
+    def shards(self, name: str) -> Iterator[Shard]:
+        """The shards of its parameters; `name` is the layer's own in the checkpoint."""
+        ...
+
+
+@runtime_checkable
+class Finished(Protocol):
+    """A layer whose loaded values become weights of another layout."""
+
+    def finish(self) -> None:
+        """Make the weights; parameters that nothing reads afterwards are released."""
+        ...

@@ -1,6 +1,6 @@
 """Git LFS pointers: small texts that stand where `git lfs pull` would put a file.
 
-Owns: how one is known, and the error. Never: reads a file that is none.
+Owns the test for one, and the error. Never reads a file past its first bytes.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Rotary position embedding: the frequencies of every supported kind, and their table.
 
-Owns: RopeConfig and the [max_position, D] table of cosines and sines that `nk.apply_rope` reads.
-Never: rotates anything.
+Owns RopeConfig and the [max_position, D] table of cosines and sines that `nk.apply_rope` reads.
+Never rotates anything.
 """
 
 import math
@@ -71,7 +71,7 @@ class RopeConfig:
             raise ValueError(f"partial_rotary_factor {part} is not supported; only 1.0 is")
         theta = number(parameters, "rope_theta")
         if kind == "yarn" and theta <= 1:
-            raise ValueError(f"rope_theta must be more than 1 with yarn, got {theta:g}")
+            raise ValueError(f"rope_theta is {theta:g}: it must be more than 1 with yarn")
         for name in ("beta_fast", "beta_slow"):  # 0 means the default, as in transformers
             number({name: parameters.get(name) or 1}, name)
         given = {"rope_theta": theta, **numbers(parameters, OPTIONAL_NUMBERS)}
@@ -93,8 +93,8 @@ def refuse_out_of_range(parameters: Mapping[str, float]) -> None:
         least, largest = RANGES.get(name, USUAL_RANGE)
         if (value or name == "attention_factor") and not least <= value <= largest:
             raise ValueError(
-                f"{name} of the rope must be from {least:.10g} to {largest:.10g}, "
-                f"got {value!r:.200}"
+                f"{name} of the rope is {value!r:.200}: it must be a number from {least:.10g} to "
+                f"{largest:.10g}"
             )
 
 
@@ -113,9 +113,9 @@ def cos_sin_table(
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """[D/2] fp32 radians a position, and the factor on cosines and sines."""
+    """[D/2] fp32 radians per position, and the factor on cosines and sines."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    periods = rope.rope_theta**exponents  # [D/2] positions a radian
+    periods = rope.rope_theta**exponents  # [D/2] positions per radian
     match rope.rope_type:
         case "linear":
             return 1.0 / periods / required(rope, "factor"), 1.0
@@ -132,8 +132,8 @@ def required(rope: RopeConfig, name: str) -> float:
     value = getattr(rope, name)
     if value is None or value <= 0:
         raise ValueError(
-            f"rope_type {rope.rope_type!r} needs a positive {name!r} in rope_parameters, "
-            f"got {value}"
+            f"{name} of the rope is {value}: it must be a positive number where its rope_type is "
+            f"{rope.rope_type!r}"
         )
     return float(value)
 

@@ -1,9 +1,9 @@
-"""Keys of config.json that would change the numbers and are not read: refused by name.
+"""Models that are refused: what of a config.json would change the numbers and is not computed.
 
-Owns: which keys those are, and the values with which they change nothing. A key that is in no list
-here, and whose name is not that of a factor, a cap or a part of the rope, is left alone: most keys
-of a config.json are notes, and no list has them all.
-Never: reads a key's meaning; that is `config`'s.
+Owns the features that are not supported, the keys that are not read, and the values with which a
+key changes nothing. A key that is in no list here, and whose name is not that of a factor, a cap or
+a part of the rope, is left alone: most keys of a config.json are notes, and no list has them all.
+Never keeps a value: `read_config` does.
 """
 
 import re
@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from nv_models.architectures import Architecture
+from nv_models.fields import flag, numbers, size, strings, table
 
+NARROW = re.compile(r"(torch\.)?(float|u?int)[48](_.*)?")
+"""Names of dtypes that only quantized weights have."""
 KNOWN = {"ffn_dim_multiplier", "rope_parameters", "rope_scaling", "rope_theta"}
-"""Of the keys that NUMBERS matches, those that `config` reads, and one that sizes follow from."""
+"""Of the keys that NUMBERS matches, those that `read_config` reads, and one that sizes follow."""
 NUMBERS = re.compile(
     r"(rope|rotary|mup|scale|logits?_scal).*|(?!init).*(multiplier|softcap|_scaling|_scale).*"
     r"|(attn|attention|query)_.*scal.*"
@@ -73,7 +76,7 @@ ROPE = {
     ),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
 }
-"""What each kind of rope reads besides ROPE_NOTES."""
+"""The parameters that each kind of rope reads besides ROPE_NOTES."""
 ROPE_NOTES = {
     "finetuned",
     "original_max_position_embeddings",
@@ -83,14 +86,51 @@ ROPE_NOTES = {
     "type",
 }
 ROPE_NEUTRAL = {"beta_fast": 32, "high_freq_factor": 4, "truncate": True}
-"""What a key holds where it changes nothing; any other key 1."""
+"""The value with which a key changes nothing; for any other key that is 1."""
+
+
+def refuse_quantized(raw: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError for a checkpoint whose weights are not plain floats."""
+    method = None
+    if quantization := table(raw, "quantization_config") or table(raw, "compression_config"):
+        method = quantization.get("quant_method") or "unknown"
+    for name in ("dtype", "torch_dtype"):
+        if NARROW.fullmatch(str(raw.get(name))):
+            method = f"{name} is {raw[name]}"
+    if method:
+        raise NotImplementedError(
+            f"the checkpoint is quantized ({method}), which is not built yet; "
+            "use the unquantized one or a GGUF file"
+        )
+
+
+def refuse_unsupported(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a feature that would silently be computed wrong."""
+    kinds = set(strings(values, "layer_types")) - {"full_attention"}
+    first_windowed = numbers(values, ("max_window_layers",)).get("max_window_layers", 28)
+    windowed = flag(values, "use_sliding_window") and values.get("sliding_window", 4096)
+    if kinds or (windowed and first_windowed < size(values, "num_hidden_layers")):
+        raise ValueError(
+            f"sliding_window = {values.get('sliding_window')} is active, which is not supported; "
+            "set use_sliding_window to false (and layer_types to null) to attend to everything"
+        )
+    activation = values.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ValueError(f"hidden_act {activation!r} is not supported; only 'silu' is")
+    num_q_heads = size(values, "num_attention_heads")
+    num_kv_heads = size(values, "num_key_value_heads", num_q_heads)
+    if num_q_heads % num_kv_heads:
+        raise ValueError(
+            f"num_attention_heads {num_q_heads} is not a multiple of "
+            f"num_key_value_heads {num_kv_heads}"
+        )
 
 
 def refuse_unread(values: Mapping[str, Any], row: Architecture, head_dim: int) -> None:
     """Raise ValueError for a key that would change the numbers and is not read.
 
-    null, false, 0 and nothing switch a key off, but for `is_causal`. So does the value that says
-    what the architecture computes.
+    A key that is null, false or 0 is off, except `is_causal`. So is a key whose value names the
+    computation of the architecture.
     """
     usual: dict[str, object] = {
         "attention_multiplier": head_dim**-0.5,

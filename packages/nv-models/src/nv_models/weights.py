@@ -1,7 +1,7 @@
-"""The strict loader: every shard of the model is filled from the checkpoint, or nothing is.
+"""The strict loader: every shard of the model is filled from the checkpoint, or none is.
 
-Owns: the comparison of what a model wants with what a checkpoint has, and the copying.
-Never: opens a file, or guesses.
+Owns the comparison of a model's shards with a checkpoint's tensors, and the copying. Never opens a
+file. Never guesses.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from nv_models.checkpoint import Checkpoint
 from nv_models.listing import first_few
-from nv_models.placement import Shard
+from nv_models.placement import Shard, Sharded
 
 AGAIN = "download or convert it again"
 DUMMY_STD = 0.02
@@ -24,8 +24,8 @@ def list_shards(model: nn.Module) -> list[Shard]:
     """Where the values of each parameter come from, over all layers."""
     shards: list[Shard] = []
     for name, module in model.named_modules():
-        if describe := getattr(module, "shards", None):
-            shards.extend(describe(name))
+        if isinstance(module, Sharded):
+            shards.extend(module.shards(name))
     return shards
 
 

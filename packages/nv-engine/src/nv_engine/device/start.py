@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import nv_kernels as nk
 import torch
-from nv_models import CausalLM, ModelConfig, ModelPlan, TensorParallel, plan_model, resolve
+from nv_models import CausalLM, ModelPlan, TensorParallel, plan_model, read_config, resolve
 
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import Buckets
@@ -153,7 +153,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         ValueError: an option does not suit the model or the machine.
     """
     path = resolve(config.model, config.revision)
-    model_config = ModelConfig.from_path(path)
+    model_config = read_config(path)
     device = choose_device(config.device, parallel.rank)
     own_len = model_config.max_length
     max_len = own_len if config.max_model_len is None else min(config.max_model_len, own_len)

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Literal, NamedTuple
 
 import torch
-from nv_models import ModelConfig, TensorParallel
+from nv_models import TensorParallel, read_config
 from torch.distributed.distributed_c10d import Store
 
 from nv_engine.batch import Batch, StepResult
@@ -89,7 +89,7 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
     group = rendezvous.join(store, spec.rank, spec.size, device, spec.host)
     parallel = TensorParallel(spec.rank, spec.size, group)
     if spec.peer_rows and device.type == "cuda":
-        width = ModelConfig.from_path(Path(spec.config.model)).hidden_size
+        width = read_config(Path(spec.config.model)).hidden_size
         peers = open_peers(store, parallel, device, spec.peer_rows, width)
         parallel = replace(parallel, peers=peers)
     return spec.make_worker(spec.config, parallel)

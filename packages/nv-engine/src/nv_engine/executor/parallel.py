@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from nv_models import ModelConfig, TensorParallel, resolve
+from nv_models import TensorParallel, read_config, resolve
 
 from nv_engine.batch import Batch, StepResult
 from nv_engine.config import EngineConfig
@@ -184,7 +184,7 @@ def located(config: EngineConfig) -> EngineConfig:
         ValueError: the ranks do not divide the model.
     """
     folder = resolve(config.model, config.revision)
-    model = ModelConfig.from_path(folder)
+    model = read_config(folder)
     parallel = TensorParallel(0, config.tensor_parallel_size)
     parallel.split(model.num_q_heads, "num_attention_heads")
     parallel.split_kv_heads(model.num_kv_heads)

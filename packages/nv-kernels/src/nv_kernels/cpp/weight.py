@@ -68,7 +68,7 @@ class CppDense(Dense):
     def norm_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
-        """See `nk.norm_linear`."""
+        """See `Weight.norm_linear`."""
         if not self._takes(stream, norm):
             return super().norm_linear(stream, norm, bias)
         return self._call(self.norm_linear_call, self.matrix.num_outputs, stream, norm, bias)
@@ -76,7 +76,7 @@ class CppDense(Dense):
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
-        """See `nk.norm_gated_linear`."""
+        """See `Weight.norm_gated_linear`."""
         if not self._takes(stream, norm):
             return super().norm_gated_linear(stream, norm, bias)
         width = self.matrix.num_outputs // 2

@@ -1,15 +1,15 @@
-"""Weights that know their product, and the three ops by which a decoder's layer uses them.
+"""Weights that know their product, and the three methods by which a decoder's layer uses them.
 
-    qkv, stream = norm_linear(stream, norm, qkv_weight)
-    ...                                                    # q/k norm, rope, KV write, attention
-    stream = linear_add(attended, output_weight, stream)
-    gated, stream = norm_gated_linear(stream, norm, gate_up_weight)
-    stream = linear_add(gated, down_weight, stream)
+    qkv, stream = qkv_weight.norm_linear(stream, norm)
+    ...                                                # q/k norm, rope, KV write, attention
+    stream = output_weight.linear_add(attended, stream)
+    gated, stream = gate_up_weight.norm_gated_linear(stream, norm)
+    stream = down_weight.linear_add(gated, stream)
 
 On a card with few tokens these are a layer's four launches.
 
-`Weight` defines each op in plain ops. Each device or format with its own kernels has a subclass in
-a file of its own.
+`Weight` defines each method in plain ops. Each device or format with its own kernels has a subclass
+in a file of its own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 class Weight(ABC):
     """A matrix [N, K] that knows its product.
 
-    A subclass must define `linear`. It overrides the ops that it computes in fewer launches or more
-    exactly.
+    A subclass must define `linear`. It overrides the methods that it computes in fewer launches or
+    more exactly.
     """
 
     @abstractmethod
@@ -48,7 +48,11 @@ class Weight(ABC):
         """Multiply: [T, K] -> [T, N], plus a bias [N]."""
 
     def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply for a consumer that sums: [T, K] -> [T, N], or partials [P, T, N]."""
+        """Multiply for a consumer that sums: [T, K] -> [T, N], or partials [P, T, N].
+
+        Partials are in x's dtype or fp32. The product is their sum over P, in order and in fp32,
+        rounded to x's dtype.
+        """
         return self.linear(x, bias)
 
     def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -62,14 +66,37 @@ class Weight(ABC):
     def norm_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
-        """See the function `norm_linear`."""
+        """Add the pending product, norm, and multiply.
+
+        On a card the product may come as partials [P, T, N], where a kernel splits K; whether it
+        does depends on T. `nk.qk_norm_rope_store` sums them, and so does `nk.add_rms_norm`; no
+        other op does. For any other consumer call `nk.normalise`, and then `linear`, whose result
+        is always [T, N].
+
+        Args:
+            stream: the residual [T, K].
+            norm: norm of the residual.
+            bias: [N] or None.
+
+        Returns:
+            The product as `partials` returns it, and the stream with nothing pending.
+        """
         normed, stream = normalise(stream, norm)
         return self.partials(normed, bias), stream
 
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
-        """See the function `norm_gated_linear`."""
+        """Add the pending product, norm, multiply by gate and up, and gate.
+
+        Args:
+            stream: the residual [T, K].
+            norm: norm of the residual.
+            bias: [N] or None.
+
+        Returns:
+            silu(gate) * up [T, N / 2], never as partials, and the stream with nothing pending.
+        """
         normed, stream = normalise(stream, norm)
         return self.gated_linear(normed, bias), stream
 
@@ -80,67 +107,23 @@ class Weight(ABC):
         bias: torch.Tensor | None = None,
         rank_sum: RankSum | None = None,
     ) -> Stream:
-        """See the function `linear_add`."""
+        """Multiply, and add to the residual stream: at once, or pending until the next norm.
+
+        Args:
+            x: [T, K].
+            stream: [T, N] with nothing pending; its tensor may be overwritten.
+            bias: [N] or None; with several ranks, one of them adds it.
+            rank_sum: sums the product over the ranks; None with one rank.
+
+        Returns:
+            The stream [T, N]. Its `pending` may be partials, which `nk.normalise` sums.
+        """
         if rank_sum is None:
             return Stream(stream.hidden, self.partials(x, bias))
         peers = rank_sum.peers_for(stream.hidden)
         if peers is not None:  # the next norm sums over the ranks
             return Stream(stream.hidden, self.partials(x, bias), peers)
         return Stream(stream.hidden, rank_sum(self.linear(x, bias)))
-
-
-def norm_linear(
-    stream: Stream, norm: Norm, weight: Weight, bias: torch.Tensor | None = None
-) -> tuple[torch.Tensor, Stream]:
-    """Add the pending product, norm, and multiply.
-
-    Args:
-        stream: the residual [T, K].
-        norm: norm of the residual.
-        weight: [N, K].
-        bias: [N] or None.
-
-    Returns:
-        [T, N], or partials [P, T, N] where `qk_norm_rope_store` sums them; and the stream with
-        nothing pending.
-    """
-    return weight.norm_linear(stream, norm, bias)
-
-
-def norm_gated_linear(
-    stream: Stream, norm: Norm, weight: Weight, bias: torch.Tensor | None = None
-) -> tuple[torch.Tensor, Stream]:
-    """Add the pending product, norm, multiply by gate and up, and gate.
-
-    Args:
-        stream: the residual [T, K].
-        norm: norm of the residual.
-        weight: [2F, K], the gate's rows before the up projection's.
-        bias: [2F] or None.
-
-    Returns:
-        silu(gate) * up [T, F], and the stream with nothing pending.
-    """
-    return weight.norm_gated_linear(stream, norm, bias)
-
-
-def linear_add(
-    x: torch.Tensor,
-    weight: Weight,
-    stream: Stream,
-    bias: torch.Tensor | None = None,
-    rank_sum: RankSum | None = None,
-) -> Stream:
-    """Multiply, and add to the residual stream: at once, or pending until the next norm.
-
-    Args:
-        x: [T, K].
-        weight: [N, K].
-        stream: [T, N] with nothing pending; its tensor may be overwritten.
-        bias: [N] or None; with several ranks, one of them adds it.
-        rank_sum: sums the product over the ranks; None with one rank.
-    """
-    return weight.linear_add(x, stream, bias, rank_sum)
 
 
 @dataclass(frozen=True)

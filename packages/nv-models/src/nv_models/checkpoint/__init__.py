@@ -1,6 +1,6 @@
-"""Where weights come from.
+"""The files that weights come from.
 
-Owns: the interface that both formats answer to. Never: knows a model.
+Owns the interface of both formats. Never depends on a model.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ import torch
 class Checkpoint(Protocol):
     """Named tensors in files, read a slice at a time.
 
-    `place` is the file or folder that the user can replace. `broken` lists what is wrong with the
-    files themselves, one sentence each; `incomplete` says that one of them is not there at all.
+    `place` is the file or folder that the user can replace. `broken` lists the errors of the files
+    themselves, one sentence each; `incomplete` is true if a file is missing.
     """
 
     place: Path
@@ -27,7 +27,7 @@ class Checkpoint(Protocol):
         ...
 
     def name_in_file(self, name: str) -> str:
-        """A tensor's name, and what the files call it where that is another."""
+        """A tensor's name, and its name in the files where that is another."""
         ...
 
     def dtype(self) -> torch.dtype:

@@ -1,6 +1,6 @@
 """Safetensors folders: one file, or shards named by an index.
 
-Owns: open files and the slices read from them. Never: holds a whole tensor longer than one copy.
+Owns open files and the slices read from them. Never holds a whole tensor longer than one copy.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""The layers that models share. Each takes its placement as an argument and can list its shards."""
+"""The layers that models share. Each takes its placement as an argument and lists its shards."""

@@ -1,7 +1,7 @@
-"""The vocabulary's two ends: token ids to hidden states, hidden states to logits.
+"""The vocabulary's two ends: token ids to hidden states, and hidden states to logits.
 
-Owns: the rows of this rank's part of the vocabulary, padded with zeros to equal parts.
-Never: samples.
+Owns the rows of this rank's part of the vocabulary, padded with zeros to equal parts. Never
+samples.
 """
 
 from collections.abc import Iterator
@@ -14,14 +14,11 @@ from nv_models.placement import Placement, Shard
 
 
 class Vocabulary(nn.Module):
-    """One row of E numbers per token id. A tied model uses one table at both ends.
+    """One row of E numbers per token id.
 
     Attributes:
-        weight: [V of this rank, E], which the loader fills and the embedding reads.
-        head: the same as the head's product takes it, made by `finish`.
+        weight: [V of this rank, E], which the loader fills.
     """
-
-    head: nk.Weight
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         super().__init__()
@@ -33,11 +30,14 @@ class Vocabulary(nn.Module):
         rows = self.parallel.vocabulary_rows(vocab_size)
         self.weight = placement.zeros(rows, hidden_size)  # [V of this rank, E]
 
-    def finish(self, *, is_table: bool) -> None:
-        """Lay the rows out for the head's product; `is_table`: an embedding reads them too."""
-        self.head = self.arithmetic.head(self.weight.detach())
-        if not is_table:
-            del self.weight
+    def shards(self, name: str) -> Iterator[Shard]:
+        """The rows of real tokens."""
+        target, shape = self.weight[: len(self.kept)], (self.vocab_size, self.weight.shape[1])
+        yield Shard(target, f"{name}.weight", shape, 0, self.kept.start)
+
+
+class Embedding(Vocabulary):
+    """Token ids to the residual stream."""
 
     def forward(self, token_ids: torch.Tensor) -> nk.Stream:
         """Ids [T] -> the start of the residual stream [T, E].
@@ -54,12 +54,30 @@ class Vocabulary(nn.Module):
             return nk.Stream(self.rank_sum(x))
         return nk.Stream(torch.zeros_like(x), x, peers)
 
+
+class Head(Vocabulary):
+    """Hidden states to logits.
+
+    Attributes:
+        head: the rows and their product, made by `finish` once they are loaded.
+    """
+
+    head: nk.Weight
+
+    def finish(self) -> None:
+        """Lay the rows out as the device multiplies fastest; the loaded ones are released."""
+        self.head = self.arithmetic.head(self.weight.detach())
+        del self.weight
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, E] -> logits [R, V] fp32 on every rank, without the padding."""
         logits = self.parallel.all_gather_last(self.head.logits(hidden))
         return logits[:, : self.vocab_size].contiguous()
 
-    def shards(self, name: str) -> Iterator[Shard]:
-        """The rows of real tokens."""
-        target, shape = self.weight[: len(self.kept)], (self.vocab_size, self.weight.shape[1])
-        yield Shard(target, f"{name}.weight", shape, 0, self.kept.start)
+
+class TiedEmbedding(Embedding, Head):
+    """Both ends by one table."""
+
+    def finish(self) -> None:
+        """Lay the rows out for the head's product; the embedding reads the loaded ones."""
+        self.head = self.arithmetic.head(self.weight.detach())

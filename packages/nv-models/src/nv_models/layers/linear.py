@@ -1,8 +1,9 @@
 """Linear layers whose weights are shared out over tensor-parallel ranks.
 
-Owns: the pair of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): a column layer splits the
-output features and needs no sum; a row layer splits the input features and ends in one.
-Never: multiplies. The model does, by an op that takes `weight` and `bias`.
+Owns the pair of Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053). A column layer splits the
+output features; it reads the residual stream through a norm and needs no sum. A row layer splits
+the input features, sums over the ranks and adds to the stream. Never chooses a kernel: `nk.Weight`
+does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ class Linear(nn.Module):
     Attributes:
         values: [N, K], which the loader fills.
         bias: [N] or None.
-        weight: the matrix as the ops take it, made by `finish` once the values are loaded.
+        weight: the matrix and its products, made by `finish` once the values are loaded.
     """
 
     weight: nk.Weight
@@ -61,13 +62,22 @@ class Linear(nn.Module):
 
 
 class ColumnLinear(Linear):
-    """x [T, K] -> [T, N of this rank]; the parts' outputs stand side by side in N."""
+    """The normed stream [T, K] -> [T, N of this rank]; the parts' outputs are side by side in N."""
 
     def __init__(
         self, in_features: int, parts: Sequence[Part], bias: bool, placement: Placement
     ) -> None:
         super().__init__(sum(part.rows for part in parts), in_features, bias, placement)
         self.parts = tuple(parts)
+
+    def forward(self, stream: nk.Stream, norm: nk.Norm) -> tuple[torch.Tensor, nk.Stream]:
+        """Add what is pending to the stream, norm it, and multiply.
+
+        Returns:
+            [T, N of this rank], or on a card partials [P, T, N of this rank], which only an op that
+            sums partials may read (see `nk.Weight.norm_linear`); and the stream after the addition.
+        """
+        return self.weight.norm_linear(stream, norm, self.bias)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
@@ -84,8 +94,20 @@ class ColumnLinear(Linear):
             first = rows.stop
 
 
+class GatedLinear(ColumnLinear):
+    """A column layer of two parts, gate and up: the normed stream -> silu(gate) * up."""
+
+    def forward(self, stream: nk.Stream, norm: nk.Norm) -> tuple[torch.Tensor, nk.Stream]:
+        """Add what is pending to the stream, norm it, multiply, and gate.
+
+        Returns:
+            [T, F of this rank], and the stream after the addition.
+        """
+        return self.weight.norm_gated_linear(stream, norm, self.bias)
+
+
 class RowLinear(Linear):
-    """x [T, K of this rank] -> [T, N], summed over the ranks by `rank_sum`."""
+    """x [T, K of this rank] -> [T, N], summed over the ranks and added to the stream."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, placement: Placement
@@ -96,10 +118,10 @@ class RowLinear(Linear):
         self.rank = placement.parallel.rank
         self.rank_sum = placement.rank_sum()
 
-    @property
-    def own_bias(self) -> torch.Tensor | None:
-        """The bias that this rank adds: it enters the sum over the ranks once, from rank 0."""
-        return self.bias if self.rank == 0 else None
+    def forward(self, x: torch.Tensor, stream: nk.Stream) -> nk.Stream:
+        """Multiply, and add to the stream: at once, or pending until the next norm."""
+        bias = self.bias if self.rank == 0 else None  # the sum over the ranks contains it once
+        return self.weight.linear_add(x, stream, bias, self.rank_sum)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """This rank's columns, and the whole bias."""

@@ -1,7 +1,9 @@
-"""RMS norms, of the residual stream and of heads. Owns: one weight, whole on every rank."""
+"""The RMS norm, of the residual stream or of heads. Owns one weight, whole on every rank."""
 
 from collections.abc import Iterator
 
+import nv_kernels as nk
+import torch
 from torch import nn
 
 from nv_models.placement import Placement, Shard
@@ -10,13 +12,18 @@ from nv_models.placement import Placement, Shard
 class RMSNorm(nn.Module):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467): a `nk.Norm`.
 
-    The op that reads the normed values applies it: `nk.norm_linear` and its kin.
+    A product that reads the normed stream takes the norm as an argument (`ColumnLinear`), and
+    `nk.qk_norm_rope_store` takes the weights of the norms of heads. `forward` is for the last norm.
     """
 
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
         super().__init__()
         self.weight = placement.empty(size)  # [E], or [D] of a head
         self.eps = eps
+
+    def forward(self, stream: nk.Stream) -> tuple[torch.Tensor, nk.Stream]:
+        """Add what is pending to the stream: its normed values [T, E], and the stream itself."""
+        return nk.normalise(stream, self)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The whole weight."""

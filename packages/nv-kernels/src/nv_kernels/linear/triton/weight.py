@@ -38,7 +38,7 @@ class TritonDense(Dense):
     def norm_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
-        """See `nk.norm_linear`."""
+        """See `Weight.norm_linear`."""
         form = form_for(stream.hidden, self.values)
         if stream.pending is not None or not isinstance(form, Gemv):
             return super().norm_linear(stream, norm, bias)
@@ -48,7 +48,7 @@ class TritonDense(Dense):
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
-        """See `nk.norm_gated_linear`."""
+        """See `Weight.norm_gated_linear`."""
         form = form_for(stream.hidden, self.values, gated=True)
         if stream.pending is not None or bias is not None or not isinstance(form, Gemv):
             return super().norm_gated_linear(stream, norm, bias)
@@ -62,7 +62,7 @@ class TritonDense(Dense):
         bias: torch.Tensor | None = None,
         rank_sum: RankSum | None = None,
     ) -> Stream:
-        """See `nk.linear_add`."""
+        """See `Weight.linear_add`."""
         form = form_for(x, self.values)
         if rank_sum is None and isinstance(form, Gemv):
             x = x.contiguous()

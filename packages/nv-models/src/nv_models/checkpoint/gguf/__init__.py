@@ -1,7 +1,7 @@
 """GGUF files: the header, the tensors, and a folder with the config and tokenizer they carry.
 
-Owns: the question whether the extra `nv-models[gguf]` is there. The header and an existing folder
-need nothing of it.
+Owns the check that the extra `nv-models[gguf]` is installed. Reading a header or an existing folder
+does not need it.
 """
 
 import importlib.util

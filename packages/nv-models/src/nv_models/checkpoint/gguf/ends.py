@@ -1,9 +1,8 @@
-"""Which tokens of a GGUF file end a text.
+"""The tokens of a GGUF file that end a text.
 
-Owns: the keys that name one, and the texts by which llama.cpp knows the others (its
+Owns the keys that name one, and the texts by which llama.cpp finds the others (its
 `special_eog_ids`, github.com/ggml-org/llama.cpp, src/llama-vocab.cpp): files often name only one of
-a family's ends.
-Never: knows how a text is cut.
+a family's ends. Never builds a tokenizer.
 """
 
 from nv_models.checkpoint.gguf.section import Section
@@ -63,7 +62,7 @@ NOT_ENDS = (
 
 
 def end_texts(tokens: list[str]) -> frozenset[str]:
-    """The tokens that end a text by what they are called."""
+    """The tokens that end a text by their names."""
     found = TEXTS.intersection(tokens)
     return found - {text for text, others in NOT_ENDS if others <= found}
 

@@ -1,8 +1,8 @@
 """The folder that a GGUF file becomes, in the user's cache.
 
-Owns: its name, its contents (config.json, the tokenizer's files, a link to each part of the model,
-and a record of where they come from), and that it appears whole or not at all.
-Never: copies a weight.
+Owns its name, its contents (config.json, the tokenizer's files, a link to each part of the model,
+and a record of where they come from), and that it appears whole or not at all. Never copies a
+weight.
 """
 
 import hashlib

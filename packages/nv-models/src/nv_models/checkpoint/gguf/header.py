@@ -1,9 +1,8 @@
 """The head of a GGUF file: metadata, and where each tensor lies.
 
-Owns: the parsing of versions 2 and 3, little endian (github.com/ggml-org/ggml, docs/gguf.md), and
-the joining of a model's parts. The gguf library's own reader makes several arrays of each token,
-seconds for a large vocabulary.
-Never: reads a tensor.
+Owns the parsing of versions 2 and 3, little endian (github.com/ggml-org/ggml, docs/gguf.md), and
+the joining of a model's parts. The gguf library's own reader makes several arrays for each token,
+which takes seconds for a large vocabulary. Never reads a tensor.
 """
 
 import struct
@@ -18,7 +17,7 @@ SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 DEFAULT_ALIGNMENT = 32
 AGAIN = "download or convert the file again"
-Value: TypeAlias = Any  # number, bool, string, or a list of them; the key says which
+Value: TypeAlias = Any  # number, bool, string, or a list of them, by the key
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says before its tensors; of a model in parts, its first file and all tensors."""
+    """Everything before a file's tensors; of a model in parts, its first file and all tensors."""
 
     file: Path
     metadata: dict[str, Value]
@@ -115,7 +114,7 @@ def parse(file: Path, stream: BinaryIO) -> Header:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(
-            f"{file}: general.alignment is {alignment!r}, but must be a positive integer; {AGAIN}"
+            f"{file}: general.alignment is {alignment!r}: it must be a positive integer; {AGAIN}"
         )
     start = -(-stream.tell() // alignment) * alignment
     tensors = {name: replace(info, offset=start + info.offset) for name, info in relative.items()}

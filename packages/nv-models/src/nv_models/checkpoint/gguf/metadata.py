@@ -1,7 +1,7 @@
 """config.json from a GGUF file's metadata.
 
-Owns: the translation of keys, and the rope of Llama 3, which GGUF keeps as a tensor.
-Never: reads a weight.
+Owns the translation of keys, and the rope of Llama 3, which GGUF keeps as a tensor. Never reads a
+weight.
 """
 
 import numpy as np
@@ -82,7 +82,7 @@ def matrix_shape(header: Header, name: str) -> tuple[int, int]:
     shape = header.tensors[name].shape
     if len(shape) != 2 or 0 in shape:
         raise ValueError(
-            f"{header.file}: {name} has shape {list(shape)}, but must be a matrix; {AGAIN}"
+            f"{header.file}: {name} has shape {list(shape)}: it must be a matrix; {AGAIN}"
         )
     return shape[0], shape[1]
 
@@ -93,7 +93,7 @@ def refuse_other_head(header: Header) -> None:
     head = header.tensors.get(HEAD)
     if head and head.shape != expected:
         raise ValueError(
-            f"{head.file}: {HEAD} has shape {list(head.shape)}, but must have that of {EMBEDDING}, "
+            f"{head.file}: {HEAD} has shape {list(head.shape)}: it must have that of {EMBEDDING}, "
             f"{list(expected)}; {AGAIN}"
         )
 
@@ -170,8 +170,8 @@ def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, 
     info = header.tensors[ROPE_FACTORS]
     if (info.kind, info.shape) != (0, (head_dim // 2,)):  # 0: fp32
         raise ValueError(
-            f"{info.file}: {ROPE_FACTORS} must be {head_dim // 2} values of fp32, got shape "
-            f"{list(info.shape)} and type {info.kind}; {AGAIN}"
+            f"{info.file}: {ROPE_FACTORS} has shape {list(info.shape)} and type {info.kind}: it "
+            f"must be {head_dim // 2} values of fp32 (type 0); {AGAIN}"
         )
     stored = np.fromfile(info.file, np.float32, head_dim // 2, offset=info.offset)
     if len(stored) < head_dim // 2:

@@ -1,7 +1,7 @@
 """The files of a GGUF model that was cut into parts.
 
-Owns: their names, `NAME-00001-of-00003.gguf`, as llama.cpp's gguf-split gives them.
-Never: opens a file.
+Owns their names, `NAME-00001-of-00003.gguf`, as llama.cpp's gguf-split gives them. Never opens a
+file.
 """
 
 import re

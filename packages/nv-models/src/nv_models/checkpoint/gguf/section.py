@@ -1,7 +1,7 @@
 """One section of a GGUF file's metadata, read by type.
 
-Owns: the errors, which name the file, the key, its value, what it must be, and the fix.
-Never: knows what a key means.
+Owns the errors, which name the file, the key, its value, what it must be, and the fix. Never uses
+a value.
 """
 
 import math
@@ -13,7 +13,7 @@ from nv_models.checkpoint.gguf.header import AGAIN, Header, Value
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of a header that begin with a name and a dot; a default means that a key may lack.
+    """The keys of a header that begin with a name and a dot; a key with a default may be missing.
 
     Every method raises ValueError for a key that is not there and has no default, and for a value
     of another type.
@@ -65,7 +65,7 @@ class Section:
         """A list of `count` numbers."""
         value = self._given(key, None)
         if not isinstance(value, list) or len(value) != count or not all(map(is_number, value)):
-            raise self.error(key, value, f"a list of {count} numbers, one a token")
+            raise self.error(key, value, f"a list of {count} numbers, one per token")
         return value
 
     def index(self, key: str, count: int) -> int | None:
@@ -76,9 +76,9 @@ class Section:
         raise self.error(key, value, f"the id of one of the {count} tokens")
 
     def error(self, key: str, value: Value, expected: str) -> ValueError:
-        """What to raise for a value that is not what is expected."""
+        """The error to raise for a value that is not the expected one."""
         return ValueError(
-            f"{self.header.file}: {self.name}.{key} is {shown(value)}, but must be {expected}; "
+            f"{self.header.file}: {self.name}.{key} is {shown(value)}: it must be {expected}; "
             f"{AGAIN}"
         )
 
@@ -104,10 +104,10 @@ def is_text(value: Value) -> bool:
 
 
 def is_integer(value: Value) -> bool:
-    """An integer and no bool."""
+    """An integer, but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Value) -> bool:
-    """A number and no bool."""
+    """A number, but not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)

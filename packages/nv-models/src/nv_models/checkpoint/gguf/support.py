@@ -1,8 +1,8 @@
-"""What of a GGUF file is computed, and what is refused by name.
+"""GGUF files that are refused: keys and tensors that would change the numbers and are not computed.
 
-Owns: the keys of an architecture's section that would change the numbers (llama.cpp's list of
-keys, gguf-py/gguf/constants.py), and the tensors that a model has a place for.
-Never: reads a value's meaning; that is `metadata`'s.
+Owns the keys of an architecture's section that would change the numbers (llama.cpp's list of keys,
+gguf-py/gguf/constants.py), and the tensors that a model has a place for. Never keeps a value:
+`metadata` does.
 """
 
 import re

@@ -1,8 +1,7 @@
 """The tensors of a GGUF file under their checkpoint names, dequantized a few rows at a time.
 
-Owns: the names, the order of Llama's rows, and the memory map. The arithmetic of each quantized
-type is the gguf library's.
-Never: holds a dequantized tensor whole.
+Owns the names, the order of Llama's rows, and the memory map. The arithmetic of each quantized type
+is the gguf library's. Never holds a dequantized tensor whole.
 """
 
 import re

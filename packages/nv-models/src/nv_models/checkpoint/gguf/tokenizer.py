@@ -1,8 +1,7 @@
 """The tokenizer that a GGUF file carries, as one that transformers loads.
 
-Owns: the two kinds (byte-level BPE, SentencePiece BPE) and each family's way to cut text into
-words, which GGUF only names.
-Never: tokenizes.
+Owns the two kinds (byte-level BPE, SentencePiece BPE) and each family's way to cut text into words,
+for which GGUF has only a name. Never tokenizes.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
 """The vocabulary of a GGUF file: its tokens by id, and their types and scores.
 
-Owns: the checks that every text can be cut into tokens, and what is only warned of because
-llama.cpp runs such files.
-Never: builds a tokenizer.
+Owns the checks that every text can be cut into tokens, and the warnings of oddities that llama.cpp
+accepts. Never builds a tokenizer.
 """
 
 import math
@@ -22,7 +21,7 @@ TYPES = {
     BYTE: "byte",
 }
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece writes it for a space."""
 
 
 def token_list(values: Section, num_rows: int) -> list[str]:
@@ -31,7 +30,8 @@ def token_list(values: Section, num_rows: int) -> list[str]:
     An empty token gets a name, as in llama.cpp.
 
     Raises:
-        ValueError: another number of tokens, two that are alike, or a type or a score that is none.
+        ValueError: another number of tokens, two that are alike, an unknown type, or a score that
+            is not finite.
     """
     tokens = values.texts("tokens")
     if len(tokens) != num_rows:
@@ -95,7 +95,7 @@ def check_letters(values: Section, vocabulary: frozenset[str]) -> None:
 
 
 def doubts(header: Header, num_rows: int) -> list[str]:
-    """What is wrong with a vocabulary that can be used as it is, one sentence each.
+    """The oddities of a vocabulary that can be used as it is, one sentence each.
 
     Raises:
         ValueError: `vocab_size` of the architecture is not a positive integer.

@@ -1,0 +1,176 @@
+"""The reading of a checkpoint's config.json and generation_config.json.
+
+Owns the meaning of their fields. Defaults and both spellings of the rope mean what they mean to
+transformers' config classes, which a test compares; importing the classes would take seconds at
+each start. Never reads a weight.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import nv_kernels as nk
+
+from nv_models.architectures import ARCHITECTURES, supported_architecture
+from nv_models.config import DTYPES, GenerationDefaults, LayerSpec, ModelConfig
+from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
+from nv_models.listing import first_few
+from nv_models.rope import RopeConfig, frequencies
+from nv_models.support import (
+    refuse_quantized,
+    refuse_unread,
+    refuse_unread_rope,
+    refuse_unsupported,
+)
+
+GENERATION_FIELDS = tuple(GenerationDefaults.__dataclass_fields__)
+LARGEST_ID = 2**31 - 1
+"""Token ids are kept in 32 bits; a larger one is a mistake."""
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """Read the config of a checkpoint folder (the result of `resolve`).
+
+    Raises:
+        FileNotFoundError: the folder has no config.json.
+        ValueError: not JSON, a field of the wrong type or size, an architecture or a feature
+            that is not supported; the message names the file.
+        NotImplementedError: quantized weights.
+
+    Warns:
+        UserWarning: an EOS id past the vocabulary, which no logit stands for, was left out.
+    """
+    folder = Path(path)
+    config_file, generation_file = folder / "config.json", folder / "generation_config.json"
+    raw = read_json(config_file)
+    generation = read_json(generation_file) if generation_file.exists() else {}
+    with _naming(generation_file):
+        defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
+        named = eos_ids(generation)
+    with _naming(config_file):
+        config = model_config(raw, defaults, named)
+    for file, ids in ((config_file, eos_ids(raw)), (generation_file, named)):
+        _warn_of_undrawable(file, ids, config.vocab_size)
+    return config
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Put a file's name before an error about its contents."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _warn_of_undrawable(file: Path, ids: tuple[int, ...], vocab_size: int) -> None:
+    """Warn of the EOS ids that are left out, as they can never be drawn."""
+    if gone := [str(token) for token in ids if token >= vocab_size]:
+        warnings.warn(
+            f"{file}: eos_token_id names {', '.join(first_few(gone))}, but the vocabulary is "
+            f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
+            stacklevel=1,  # so that it is shown once, though the file is read several times
+        )
+
+
+def model_config(
+    raw: Mapping[str, Any], generation: GenerationDefaults, generation_eos: tuple[int, ...]
+) -> ModelConfig:
+    """The record of the contents of config.json and of what generation_config.json adds."""
+    architecture = supported_architecture(strings(raw, "architectures"))
+    refuse_quantized(raw)
+    row = ARCHITECTURES[architecture]
+    values = {**row.defaults, **raw}
+    refuse_unsupported(values)
+    num_q_heads = size(values, "num_attention_heads")
+    hidden_size = size(values, "hidden_size")
+    named = values.get("dtype") or values.get("torch_dtype")
+    head_dim = size(values, "head_dim", hidden_size // num_q_heads)
+    if head_dim % 2:
+        raise ValueError(
+            f"head_dim is {head_dim}: it must be even, as the rotary embedding turns pairs; use "
+            "another checkpoint"
+        )
+    refuse_unread(values, row, head_dim)
+    rope, longest = rope_config(values), size(values, "max_position_embeddings")
+    layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5))
+    config = ModelConfig(
+        architecture=architecture,
+        vocab_size=size(values, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=size(values, "intermediate_size"),
+        layers=(layer,) * size(values, "num_hidden_layers"),
+        num_q_heads=num_q_heads,
+        num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
+        head_dim=head_dim,
+        rms_norm_eps=number(values, "rms_norm_eps", 1e-6),
+        max_position_embeddings=longest,
+        max_length=rope.reach(longest),
+        rope=rope,
+        qk_norm=row.qk_norm,
+        qkv_bias=_has_bias(values, row.qkv_bias),
+        output_bias=_has_bias(values, row.output_bias),
+        mlp_bias=_has_bias(values, row.mlp_bias),
+        tie_word_embeddings=flag(values, "tie_word_embeddings"),
+        eos_token_ids=eos_token_ids(raw, generation_eos, values),
+        names_eos=bool(eos_ids(raw) + generation_eos),
+        bos_token_id=next(iter(token_ids(values, "bos_token_id")), None),
+        dtype=DTYPES.get(str(named)),
+        generation=generation,
+    )
+    frequencies(config.rope, config.head_dim)  # raises if the rope lacks a parameter
+    return config
+
+
+def _has_bias(values: Mapping[str, Any], fixed: bool | str) -> bool:
+    """The value that an architecture's row fixes, or that of the field that the row names."""
+    return flag(values, fixed) if isinstance(fixed, str) else fixed
+
+
+def rope_config(values: Mapping[str, Any]) -> RopeConfig:
+    """The rotary embedding, from `rope_parameters` (version 5) or `rope_theta` and `rope_scaling`.
+
+    The order of precedence is transformers' `convert_rope_params_to_dict`.
+    """
+    given = table(values, "rope_scaling") or table(values, "rope_parameters")
+    if "full_attention" in given:  # one per layer type; only one type is supported
+        given = table(given, "full_attention")
+    longest = size(values, "max_position_embeddings")
+    parameters = {
+        "rope_type": given.get("type", "default"),
+        "rope_theta": values.get("rope_theta", 10000.0),
+        "partial_rotary_factor": values.get("partial_rotary_factor") or 1.0,
+        "original_max_position_embeddings": longest,
+        **given,
+    }
+    if values.get("original_max_position_embeddings"):
+        parameters |= numbers(values, ("original_max_position_embeddings",))
+    if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
+        parameters["factor"] = longest / size(parameters, "original_max_position_embeddings")
+    refuse_unread_rope(parameters)
+    return RopeConfig.from_parameters(parameters)
+
+
+def eos_token_ids(
+    raw: Mapping[str, Any], generation_eos: tuple[int, ...], values: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Every id of the vocabulary that either file names, in order.
+
+    Where neither names one, the architecture's default.
+    """
+    named = eos_ids(raw) + generation_eos or eos_ids(values)
+    vocab_size = size(values, "vocab_size")
+    return tuple(dict.fromkeys(token for token in named if token < vocab_size))
+
+
+def eos_ids(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that one file names."""
+    ids = token_ids(values, "eos_token_id")
+    for token in ids:
+        if not 0 <= token <= LARGEST_ID:
+            raise ValueError(
+                f"eos_token_id is {token}: it must be an integer from 0 to {LARGEST_ID}"
+            )
+    return ids
