@@ -1,8 +1,9 @@
-"""The tokens that a draw may return if sums are rounded: the definition in float64 with slack."""
+"""The draw's definition, and what a version may return if its sums are rounded differently."""
 
 import math
 
 import torch
+from nv_kernels import SamplingTensors, reference
 from nv_kernels.sampling.philox import uniform
 
 
@@ -40,3 +41,33 @@ def acceptable(logits, temperature, top_k, top_p, min_p, seed, position, slack=2
     assert answers
     assert all(math.isfinite(float(x[token])) for token in answers)
     return answers
+
+
+def assert_drawn(logits, settings, tokens, sampling, most_different):
+    """Assert that every token is acceptable and all but a few equal the definition's.
+
+    Args:
+        logits: [R, V].
+        settings: temperature, top_k, top_p and min_p of each row.
+        tokens: [R], what a version drew.
+        sampling: the SamplingTensors that it drew with.
+        most_different: how many rows may differ.
+    """
+    expected = reference.sample(logits.cpu(), to_cpu(sampling))
+    different = torch.nonzero(tokens.cpu() != expected).flatten().tolist()
+    for row in different:
+        numbers = (int(sampling.seeds[row]), int(sampling.positions[row]))
+        ids = logits[row, : sampling.num_ids]
+        assert expected[row] != -1, (row, settings[row], int(tokens[row]))
+        assert int(tokens[row]) in acceptable(ids, *settings[row], *numbers), (
+            row, settings[row], int(tokens[row]), int(expected[row])
+        )  # fmt: skip
+    assert len(different) <= most_different
+    assert tokens.dtype == torch.int64
+
+
+def to_cpu(sampling):
+    """Copy SamplingTensors to the CPU."""
+    fields = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+              for name, value in vars(sampling).items()}  # fmt: skip
+    return SamplingTensors(**fields)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
-from draw_truth import acceptable
+from draw_truth import assert_drawn, to_cpu
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
 from nv_kernels import SamplingTensors, compile_ahead, reference
 from nv_kernels.sampling import triton_draw as draw
@@ -75,25 +75,6 @@ def params(settings, first_position=0, seed=2**61 + 12345):
 def some_logits(rows, vocabulary, dtype=torch.bfloat16, seed=0, scale=2.5):
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(rows, vocabulary, generator=generator) * scale).to(dtype).to(DEVICE)
-
-
-def assert_drawn(logits, settings, tokens, sampling_tensors, most_different):
-    """Assert that every token is acceptable and all but a few equal the definition's."""
-    expected = reference.sample(logits.cpu(), to_cpu(sampling_tensors))
-    different = torch.nonzero(tokens.cpu() != expected).flatten().tolist()
-    for row in different:
-        numbers = (int(sampling_tensors.seeds[row]), int(sampling_tensors.positions[row]))
-        assert int(tokens[row]) in acceptable(logits[row], *settings[row], *numbers), (
-            row, settings[row], int(tokens[row]), int(expected[row])
-        )  # fmt: skip
-    assert len(different) <= most_different
-    assert tokens.dtype == torch.int64
-
-
-def to_cpu(tensors):
-    fields = {name: value.cpu() if isinstance(value, torch.Tensor) else value
-              for name, value in vars(tensors).items()}  # fmt: skip
-    return SamplingTensors(**fields)
 
 
 @outer_only

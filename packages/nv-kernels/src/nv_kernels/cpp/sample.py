@@ -1,4 +1,4 @@
-"""The draw of greedy rows in C++; the definition for all other rows."""
+"""The draw of greedy rows in C++; that of all other rows in torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.cpp.calls import kernel
-from nv_kernels.sampling import draw
+from nv_kernels.sampling import torch_draw
 
 if TYPE_CHECKING:
     from nv_kernels.sampling.parameters import SamplingTensors
@@ -17,7 +17,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Draw; see `nv_kernels.reference.sample`. All-greedy rows take one pass over the logits."""
     call = kernel("greedy", logits.dtype)
     if call is None or not sampling.all_greedy:
-        return draw.sample.definition(logits, sampling)
+        return torch_draw.sample(logits, sampling)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, width = logits.shape

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from nv_kernels.sampling.inversion import TILE, tiled
+from nv_kernels.sampling.torch_inversion import TILE, tiled
 
 NUM_SPARE = 16  # tiles beyond k, for ties with the k-th logit
 

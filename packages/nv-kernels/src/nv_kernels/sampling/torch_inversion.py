@@ -13,7 +13,7 @@ TILE = 128
 
 
 def tiled(x: torch.Tensor, filler: float) -> torch.Tensor:
-    """Split [R, V] into tiles [R, N, TILE]; the last one is padded with `fill`."""
+    """Split [R, V] into tiles [R, N, TILE]; the last one is padded with `filler`."""
     missing = -x.shape[-1] % TILE
     if missing:
         x = functional.pad(x, (0, missing), value=filler)
