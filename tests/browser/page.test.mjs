@@ -296,10 +296,10 @@ test("export and import: a conversation comes back whole, without the key", asyn
 for (const [asked, title] of [
   ["status 429 queue_full", "The server is busy. Its queue is full. Try again in 3 s."],
   ["status 503 loading", "The model is still loading. Try again in a moment."],
-  ["status 503 draining", "The server cannot answer now. the stub answers 503"],
-  ["status 401", "The server wants an API key, or does not know the one that it got. the stub answers 401"],
-  ["status 400", "The server refused the request. the stub answers 400"],
-  ["status 500", "The server failed. the stub answers 500"],
+  ["status 503 draining", "The server cannot answer now. The stub answers 503"],
+  ["status 401", "The server wants an API key, or does not know the one that it got. The stub answers 401"],
+  ["status 400", "The server refused the request. The stub answers 400"],
+  ["status 500", "The server failed. The stub answers 500"],
 ]) {
   test(`an error in words, and Try again works: ${asked}`, async () => {
     await open({}, async (page) => {
@@ -322,7 +322,7 @@ test("a broken connection, a late error, a server that is gone, and a wrong sett
     assert.match(await page.locator(".problem").last().innerText(), /The connection was lost/);
     assert.equal(await lastAnswer(page), "This answer is");
     await say(page, "late error");
-    assert.match(await page.locator(".problem").last().innerText(), /The server failed\.\s+out of memory/);
+    assert.match(await page.locator(".problem").last().innerText(), /The server failed\.\s+Out of memory/);
     assert.equal(await lastAnswer(page), "So far so good");
     await context.setOffline(true);
     await say(page, "hello");

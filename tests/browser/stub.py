@@ -30,7 +30,7 @@ vllm:kv_cache_usage_perc{engine="0",model_name="demo/small"} 0.37
 """
 RICH = """## Rivers and their lengths
 
-The **longest rivers** are easy to *list*; see [an overview](https://example.org/rivers), or call `length_of("Nile")`.
+The **longest** are *easy*: see [a list](https://example.org/rivers), or `length_of("Nile")`.
 
 | River | Continent | Length, km |
 |:------|:----------|-----------:|
@@ -57,7 +57,7 @@ def longest(rivers: dict[str, int], count: int = 3) -> list[str]:
 """
 HOSTILE = """<img src=x onerror="window.hacked = 1"> <script>window.hacked = 2</script>
 
-[x](javascript:window.hacked=3) [y](JaVaScRiPt:window.hacked=4) 
+[x](javascript:window.hacked=3) [y](JaVaScRiPt:window.hacked=4)
 [z](data:text/html,<script>window.hacked=5</script>)
 
 <a href="javascript:window.hacked=6" onclick="window.hacked=7">link</a>
