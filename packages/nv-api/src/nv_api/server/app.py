@@ -30,7 +30,7 @@ from nv_api.server.options import ServeOptions
 from nv_api.server.protocol.chat import ChatChunk, ChatRequest
 from nv_api.server.protocol.completions import CompletionChunk, CompletionRequest
 from nv_api.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from nv_api.server.routes import chat, completions, models, status, tokenize, unsupported
+from nv_api.server.routes import chat, completions, models, page, status, tokenize, unsupported
 from nv_api.server.service import LOGGER, Service
 
 BODIES: Sequence[type[BaseModel]] = (
@@ -75,7 +75,7 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = service
-    for part in (chat, completions, models, tokenize, status, unsupported):
+    for part in (chat, completions, models, tokenize, status, unsupported, page):
         app.include_router(part.router)
     app.add_api_route("/openapi.json", _describe, include_in_schema=False)
     return app
