@@ -273,16 +273,18 @@ def test_openapi_names_every_route(serve):
 
 def test_requests_are_logged_only_if_that_is_asked_for(serve, caplog):
     caplog.set_level("INFO", "nv")
-    serve().complete("xyzzy")
+    quiet = serve()
+    quiet.complete("xyzzy")
+    quiet.until(quiet.idle)
     assert "xyzzy" not in caplog.text
     assert "prompt tokens" not in caplog.text
-    with_ids = serve(log_requests="ids")
-    with_ids.complete("xyzzy")
-    with_ids.until(lambda: "5 prompt tokens" in caplog.text)
+    served = serve(log_requests="ids")
+    served.complete("xyzzy")
+    served.until(lambda: "5 prompt tokens" in caplog.text)  # written after the response
     assert "xyzzy" not in caplog.text
-    with_text = serve(log_requests="text")
-    with_text.complete("xyzzy")
-    with_text.until(lambda: "xyzzy" in caplog.text)
+    served = serve(log_requests="text")
+    served.complete("xyzzy")
+    served.until(lambda: "xyzzy" in caplog.text)
 
 
 @pytest.mark.parametrize(
