@@ -164,6 +164,15 @@ def test_an_answer_without_text_still_has_its_role_and_end(serve, events):
     ]
 
 
+def test_each_choice_of_a_stream_has_its_role_once_and_first(served, events):
+    seen = {}
+    for chunk in events(served.chat("ab", n=3, stream=True).text):
+        (choice,) = chunk["choices"]
+        seen.setdefault(choice["index"], []).append("role" in choice["delta"])
+    assert sorted(seen) == [0, 1, 2]
+    assert all(roles[0] and sum(roles) == 1 for roles in seen.values())
+
+
 def test_s19_an_emoji_split_over_tokens_is_never_half(serve, events):
     served = serve()
     text = "a🙂é日本b"
