@@ -1,12 +1,16 @@
 """Touches every layer once: text in, text out, and the same greedy ids as transformers."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from nv_api import LLM, SamplingParams
 from tiny_checkpoint import make
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+GGUF_WRITER = Path(__file__).parent.parent / "packages" / "nv-models" / "tests" / "gguf_writer.py"
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +47,25 @@ def test_ids_past_the_tokenizers_are_not_drawn(tmp_path: Path) -> None:
     with LLM(str(folder), device="cpu", max_model_len=128, skip_tokenizer_init=True) as llm:
         (every,) = llm.generate([[5, 6]], params, use_tqdm=False)
     assert max(every["token_ids"]) >= 258
+
+
+def test_a_gguf_file_runs_if_its_format_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("gguf_writer", GGUF_WRITER)
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "tiny.gguf"
+    folder = make(tmp_path / "tiny", vocab_size=320, tie_word_embeddings=False)
+    writer.write_gguf(folder, file, GGMLQuantizationType.F32, pre="qwen2")
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    options = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True}
+    drawn = []
+    for given, format_ in ((folder, "safetensors"), (file, "auto"), (file, "gguf")):
+        with LLM(str(given), load_format=format_, **options) as llm:
+            (output,) = llm.generate([[5, 6, 77]], params, use_tqdm=False)
+        drawn.append(output["token_ids"])
+    assert drawn[0] == drawn[1] == drawn[2]
+    with pytest.raises(FileNotFoundError, match=r"no \*\.safetensors in it"):
+        LLM(str(file), load_format="safetensors", **options)

@@ -139,7 +139,11 @@ def test_what_is_not_built_yet_says_so(name, value):
         ("enforce_eager", 1, "enforce_eager is 1: it must be True or False"),
         ("enable_prefix_caching", "no", "enable_prefix_caching is 'no': it must be True or False"),
         ("skip_tokenizer_init", "no", "skip_tokenizer_init is 'no': it must be True or False"),
-        ("load_format", 5, "load_format is 5: it must be one of 'auto', 'safetensors', 'dummy'"),
+        (
+            "load_format",
+            5,
+            "load_format is 5: it must be one of 'auto', 'safetensors', 'gguf', 'dummy'",
+        ),
         ("revision", 5, "revision is 5: it must be a name"),
         ("tokenizer", "", "tokenizer is '': it must be a name that is not empty"),
     ],

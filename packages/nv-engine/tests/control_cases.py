@@ -4,8 +4,8 @@ import random
 
 import torch
 from nv_engine.batch import Admission, Batch, Chunk
+from nv_engine.device.draw_head import controls_of, sample
 from nv_engine.device.ring import ResultRing
-from nv_engine.device.sampler import controls_of, sample
 from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams

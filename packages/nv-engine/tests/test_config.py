@@ -1,5 +1,11 @@
+from collections.abc import Iterable
+
+import numpy as np
 import pytest
 from nv_engine.config import EngineConfig
+from nv_kernels.attention.select import BACKENDS
+from nv_models.config import DTYPES
+from nv_models.load import LOAD_FORMATS
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,22 @@ def test_deterministic_has_its_own_attention() -> None:
         EngineConfig(model="m", deterministic=True, attention_backend="torch")
 
 
+@pytest.mark.parametrize(
+    ("option", "names"),
+    [
+        ("attention_backend", ("auto", *BACKENDS)),
+        ("load_format", LOAD_FORMATS),
+        ("dtype", ("auto", *DTYPES)),
+    ],
+)
+def test_names_are_those_of_the_package_that_has_them(option: str, names: Iterable[str]) -> None:
+    for name in names:
+        assert getattr(EngineConfig(model="m", **{option: name}), option) == name
+    with pytest.raises(ValueError, match=f"{option} is 'x': it must be one of 'auto', ") as error:
+        EngineConfig(model="m", **{option: "x"})
+    assert all(repr(name) in str(error.value) for name in names)
+
+
 @pytest.mark.parametrize("size", [16, 32, 64, 128, 192, 256, 1024])
 def test_block_sizes(size: int) -> None:
     assert EngineConfig(model="m", kvcache_block_size=size).kvcache_block_size == size
@@ -75,6 +97,23 @@ def test_steps_that_are_out_are_bounded(option: str, low: int, high: int) -> Non
         message = f"{option} is {value}: it must be an integer from {low} to {high}"
         with pytest.raises(ValueError, match=message):
             EngineConfig(model="m", **{option: value})
+
+
+def test_numbers_are_made_plain() -> None:
+    given = {"max_num_seqs": np.int64(3), "kvcache_block_size": np.int32(64), "seed": np.int8(5)}
+    config = EngineConfig(model="m", gpu_memory_utilization=np.float32(0.5), **given)
+    assert config == EngineConfig(
+        model="m", max_num_seqs=3, kvcache_block_size=64, seed=5, gpu_memory_utilization=0.5
+    )
+    for name in (*given, "gpu_memory_utilization"):
+        assert type(getattr(config, name)) in (int, float)
+
+
+@pytest.mark.parametrize("seed", [-(2**70), 2**70])
+def test_any_integer_is_a_seed(seed: int) -> None:
+    assert EngineConfig(model="m", seed=seed).seed == seed
+    with pytest.raises(ValueError, match=r"seed is 1\.5: it must be an integer$"):
+        EngineConfig(model="m", seed=1.5)
 
 
 def test_config_is_frozen() -> None:

@@ -7,7 +7,7 @@ import torch
 from control_cases import EOS, PARAMS, VOCAB, WORDS, Rows, params_of, random_logits
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.device.control_tables import SlotTable
-from nv_engine.device.controls import ControlFlags
+from nv_engine.device.sampling_flags import ControlFlags
 from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.grammar import StructuredOutputsParams

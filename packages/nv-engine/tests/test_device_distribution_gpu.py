@@ -10,8 +10,8 @@ import pytest
 import torch
 from control_cases import decoding_rows
 from nv_engine.batch import Admission, Batch, Chunk
+from nv_engine.device.draw_head import sample
 from nv_engine.device.ring import ResultRing
-from nv_engine.device.sampler import sample
 from nv_engine.device.sampling_tables import SamplingTables
 from nv_engine.device.slots import Slots
 from nv_engine.params import SamplingParams

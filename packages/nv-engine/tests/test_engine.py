@@ -9,7 +9,8 @@ from nv_engine.device import draw_head
 from nv_engine.engine import Engine
 from nv_engine.params import SamplingParams
 from nv_engine.request import EngineRequest
-from nv_engine.scheduling.sequence import Sequence, draw_key
+from nv_engine.scheduling.draw_key import draw_key
+from nv_engine.scheduling.sequence import Sequence
 from transformers import AutoModelForCausalLM
 
 

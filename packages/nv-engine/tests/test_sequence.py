@@ -7,8 +7,9 @@ import nv_engine
 import pytest
 from nv_engine.batch import NO_TOKEN
 from nv_engine.params import SamplingParams
+from nv_engine.scheduling.draw_key import draw_key, mix64
 from nv_engine.scheduling.policy import first_come_first_served, longest_first
-from nv_engine.scheduling.sequence import Sequence, draw_key, mix64
+from nv_engine.scheduling.sequence import Sequence
 
 
 def sequence(prompt_len=3, *, limit=100, eos=(0, 1), **params):

@@ -5,8 +5,8 @@ Owns nothing that changes. Made once, when a rank has started (`nv_engine.device
 
 from dataclasses import dataclass
 
-from nv_engine.config import LARGEST
 from nv_engine.mixed import MixedSteps
+from nv_engine.values import MAX_COUNT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class ModelFacts:
     """Blocks of the KV cache (with several ranks: the minimum)."""
     block_size: int
     """Tokens per block."""
-    own_model_len: int = LARGEST
+    own_model_len: int = MAX_COUNT
     """The model's own longest sequence, whatever max_model_len asks for."""
     mixed_steps: MixedSteps | None = None
     """Tokens of prompts in a step beside decoding rows; None: up to max_num_batched_tokens."""

@@ -54,14 +54,13 @@ def integer(
     hint: str = "",
 ) -> int:
     """An integer in [low, high], as an int."""
-    whole = _index(value)
-    if whole is None or not low <= whole <= high:
-        bound = f"at least {low}" if whole is not None and whole < low else f"in [{low}, {high}]"
+    number = whole(value)
+    if number is None or not low <= number <= high:
         raise ValueError(
-            f"{name} is {shown(value)}: it must be an integer, {bound}"
+            f"{name} is {shown(value)}: it must be an integer from {low} to {high}"
             f"{f' ({hint})' if hint else ''}"
         )
-    return whole
+    return number
 
 
 def boolean(name: str, value: object) -> bool:
@@ -70,6 +69,14 @@ def boolean(name: str, value: object) -> bool:
     if not isinstance(flag, bool):
         raise ValueError(f"{name} is {shown(value)}: it must be True or False")
     return flag
+
+
+def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Check that a value is among the choices, which stays as it is."""
+    if value not in choices:
+        raise ValueError(
+            f"{name} is {shown(value)}: it must be one of {', '.join(map(repr, choices))}"
+        )
 
 
 def token_ids(name: str, value: object) -> list[int]:
@@ -83,7 +90,7 @@ def token_lists(name: str, value: object) -> list[list[int]]:
     """Lists of at least one token id each."""
     lists = []
     for ids in _items(name, value, "a list of lists of token ids"):
-        if _index(ids) is not None:
+        if whole(ids) is not None:
             raise ValueError(
                 f"{name} has {shown(ids)}: each entry must be a list, as [{shown(ids)}]"
             )
@@ -123,15 +130,15 @@ def _items(name: str, value: object, wanted: str) -> list[Any]:
     return list(items)
 
 
-def _index(value: Any) -> int | None:  # noqa: ANN401
+def whole(value: Any) -> int | None:  # noqa: ANN401
     """The int that a value stands for; None: it stands for none."""
     if type(value) is int:  # nearly always
         return value
-    whole = plain(value)
-    if isinstance(whole, bool):
+    number = plain(value)
+    if isinstance(number, bool):
         return None
     try:
-        return index(whole)
+        return index(number)
     except TypeError:
         return None
 

@@ -9,7 +9,7 @@ from nv_engine.engine import Engine
 from nv_engine.facts import ModelFacts
 from nv_engine.params import SamplingParams
 from nv_engine.request import EngineRequest
-from nv_engine.scheduling.sequence import draw_key
+from nv_engine.scheduling.draw_key import draw_key
 
 
 class Simulation:

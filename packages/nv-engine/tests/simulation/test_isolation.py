@@ -113,7 +113,7 @@ def test_an_id_in_use_is_refused_and_a_free_one_taken(simulation):
 def test_an_id_that_is_no_integer_from_0_is_refused(simulation, wrong):
     sim = simulation()
     with pytest.raises(
-        ValueError, match=r"request_id is .*: it must be an integer,.*leave it out"
+        ValueError, match=r"request_id is .*: it must be an integer from 0 to \d+ .*leave it out"
     ) as error:
         sim.engine.add(EngineRequest([5], params(1), request_id=wrong))
     assert repr(wrong) in str(error.value)

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from nv_engine.batch import Admission, TokenMask
-from nv_engine.device.controls import ANY, NO_CONTROLS, ControlFlags
+from nv_engine.device.sampling_flags import NO_CONTROLS, ControlFlags
 from nv_engine.device.upload import upload
 from nv_engine.params import SamplingParams
 
+ANY = -1
+"""In a table of words: no token here, so that every token fits."""
 MIN_ROWS = 8
 MOST_REPETITION = 1e20
 """Larger penalties, and smaller ones than 1 over this, act as it does: logits stay finite."""

@@ -1,12 +1,14 @@
 """DrawHead: hidden states become logits, and logits the next tokens and log-probabilities.
 
-Owns the order of that, and which rows of a step count. What happens to logits before the draw is
-the sampler's. Never decides which rows sample.
+Owns the order of that, from the logits through the controls and the draw (`nk.sample`) to the ring,
+and which rows of a step count. Never decides which rows sample.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import nv_kernels as nk
+import torch
 from torch import Tensor
 
 from nv_engine.batch import Batch
@@ -15,7 +17,7 @@ from nv_engine.device.head import Outputs
 from nv_engine.device.inputs import Layout, StepInputs
 from nv_engine.device.logprobs import prompt_logprobs, prompt_rows
 from nv_engine.device.ring import ResultRing
-from nv_engine.device.sampler import sample
+from nv_engine.device.sampling_flags import SamplingFlags
 from nv_engine.device.sampling_tables import SamplingTables
 
 
@@ -106,3 +108,53 @@ class DrawWork:
         head = self._head
         top = prompt_logprobs(hidden_TE, head.logits, self._prompt, head.tables.vocab_size)
         return PromptResult(top, self._prompt.spans)
+
+
+def sample(
+    logits_RV: Tensor,
+    tables: SamplingTables,
+    slots_R: Tensor,
+    sampling: nk.SamplingTensors,
+    flags: SamplingFlags,
+    *,
+    ring: ResultRing,
+) -> Outputs:
+    """Draw a token for each row, remember it in the row's slot and send it to the host.
+
+    Args:
+        logits_RV: raw logits, any float type.
+        tables: what the sequences in the slots ask for.
+        slots_R: int64 slot of each row.
+        sampling: the rows' parameters; positions are the rows' lengths.
+        flags: what the rows ask for.
+        ring: where the tokens go.
+
+    Returns:
+        The tensors of TopLogprobs, [R, ...] each, where log-probabilities are asked for; else none.
+    """
+    shaped_RV = logits_RV
+    if flags.any_min_tokens or any(flags.controls):
+        controls = controls_of(tables, slots_R, sampling.positions, flags)
+        shaped_RV = nk.shape_logits(logits_RV, controls)
+    ids_R = nk.sample(shaped_RV, sampling)
+    if flags.controls.past:  # twice, so that no row's draw depends on what another names
+        every_R = nk.sample(shaped_RV, replace(sampling, num_ids=None))
+        ids_R = torch.where(tables.controls.past.rows(slots_R), every_R, ids_R)
+    nk.keep_tokens(ids_R, slots_R, tables.rows.last_token, ring.tokens)
+    if flags.num_logprobs is None and not any(flags.controls):
+        return ()
+    ids_R = ids_R.clamp(min=0)  # NO_TOKEN is for the host alone: it is not an index
+    tables.controls.note(slots_R, ids_R, flags.controls)
+    if flags.num_logprobs is None:
+        return ()
+    return nk.top_logprobs(logits_RV, ids_R, flags.num_logprobs)
+
+
+def controls_of(
+    tables: SamplingTables, slots_R: Tensor, lengths_R: Tensor, flags: SamplingFlags
+) -> nk.LogitControls:
+    """The tables of the controls that some row asks for."""
+    read = tables.controls.read(flags.controls)
+    if flags.any_min_tokens:
+        read |= {"stop_ids": tables.stop_ids, "min_lengths": tables.min_lengths}
+    return nk.LogitControls(slots_R, lengths_R, **read)

@@ -1,16 +1,30 @@
-"""SamplingFlags: which parts of the draw the rows of one step need.
+"""SamplingFlags: which parts of the draw the rows of one step need, and which controls.
 
-Owns the record, which the host fills and which is part of a graph's key. Never holds a tensor.
+Owns the records, which the host fills and which are part of a graph's key. Never holds a tensor.
+What each control does, and in which order, `nk.reference.shape_logits` defines.
 """
 
 from typing import NamedTuple
 
 from nv_kernels import SamplingTensors, StepRows
 
-from nv_engine.device.controls import NO_CONTROLS, ControlFlags
-
 MANY_LOGPROBS = 128
 """More of them a row than this, and no graph keeps room for them."""
+
+
+class ControlFlags(NamedTuple):
+    """Which controls a row, or some row of a step, asks for."""
+
+    allowed: bool = False
+    words: bool = False
+    bias: bool = False
+    penalties: bool = False
+    grammar: bool = False
+    past: bool = False
+    """Ids past the tokenizer's may be drawn: the row names some."""
+
+
+NO_CONTROLS = ControlFlags()
 
 
 class SamplingFlags(NamedTuple):

@@ -41,6 +41,6 @@ def main(pipe: int) -> None:
     try:
         spec: RankSpec = pickle.loads(connection.recv_bytes())
         _worker = serve(connection, spec)
-    except BaseException:  # reported, if the parent still reads
+    except BaseException:  # `serve` has reported its own; of any other the parent sees the end
         os._exit(1)
     os._exit(0)  # at once: nothing here outlives the process, and taking torch down takes a second

@@ -1,6 +1,7 @@
 """Draft: a batch that is being filled, and Flight: a batch in flight.
 
-Own the lists of one step. Never decide what goes into them.
+Own the lists of one step, and the tokens that are left in it: they bound the chunk of each prompt.
+Never decide which sequences the step computes, or in which order.
 """
 
 from typing import NamedTuple

@@ -28,12 +28,9 @@ class WaitingQueue:
         """Count the sequences that still want to run."""
         return len(self._counted) + sum(map(len, self._held.values()))
 
-    def add(self, sequence: Sequence, *, has_leader: bool) -> None:
-        """Queue a sequence for a slot; one that never ran waits for its sibling's prompt first."""
-        if has_leader and sequence.num_cached_tokens < 0:
-            self._held.setdefault(sequence.request_id, []).append(sequence)
-        else:
-            self.push(sequence)
+    def hold(self, sequence: Sequence) -> None:
+        """Keep a sequence out of the queue until `release`, or until a sibling has ended."""
+        self._held.setdefault(sequence.request_id, []).append(sequence)
 
     def push(self, sequence: Sequence) -> None:
         """Queue a sequence for a slot."""

@@ -28,6 +28,7 @@ BACKENDS = {
         "BatchInvariantTorchAttention",
     ),
 }
+BACKEND_NAMES = ("auto", *BACKENDS)
 BATCH_INVARIANT_ON_A_CARD = (
     "nv_kernels.attention.triton.batch_invariant",
     "BatchInvariantTritonAttention",
@@ -64,8 +65,8 @@ def attention_backend(
             a dtype that queries cannot have, or heads that do not divide.
         NotImplementedError: a known backend that this version does not have.
     """
-    if name != "auto" and name not in BACKENDS:
-        choices = ", ".join(("auto", *BACKENDS))
+    if name not in BACKEND_NAMES:
+        choices = ", ".join(BACKEND_NAMES)
         raise ValueError(f"attention backend is {name!r}: it must be one of {choices}")
     sizes = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads}
     sizes |= {"head_dim": head_dim, "block_size": block_size}
