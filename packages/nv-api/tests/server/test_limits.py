@@ -263,8 +263,8 @@ def test_openapi_names_every_route(serve):
     schema = served.client.get("/openapi.json").json()
     assert {
         "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/tokenizer_info",
-        "/v1/models", "/v1/models/{name}", "/health", "/ready", "/version", "/load", "/metrics", "/",
-        "/page/defaults",
+        "/v1/models", "/v1/models/{name}", "/health", "/ready", "/version", "/load", "/metrics",
+        "/", "/page/defaults",
         "/v1/embeddings", "/v1/rerank", "/v1/score",
     } == schema["paths"].keys()  # fmt: skip
     text = str(schema)
