@@ -452,7 +452,7 @@ def test_s20_stop_strings_are_searched_outside_of_thoughts_only(parts, place, si
     assert "".join(found) + scope.finish().rest == text
     stops = StopStrings(("STOP",))
     stopped = stops.push(found[1])
-    events, _ = read([thought, stopped.text + stops.flush()], place=place)
+    events, _ = read([thought, stopped.text + stops.flush().text], place=place)
     assert ("STOP" in thought) == any("STOP" in e.text for e in events if isinstance(e, Thought))
     assert not any("STOP" in e.text for e in events if isinstance(e, Content))
 
