@@ -223,6 +223,14 @@ def serve(
     generation_config: Annotated[
         str, typer.Option(help="nv: the checkpoint's recommendation is not used.")
     ] = "auto",
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="Finds thoughts; none: off.", show_default="of the chat template"),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="Finds calls of tools; none: off.", show_default="of the chat template"),
+    ] = None,
     max_queue: Annotated[int, typer.Option(help="Most sequences that wait.")] = 1024,
     max_body_bytes: Annotated[str, typer.Option(help="Of a request.")] = "32M",
     max_n: Annotated[int, typer.Option(help="Most completions of a prompt.")] = 128,
@@ -255,6 +263,8 @@ def serve(
             api_key=tuple(api_key or ()),
             allowed_origins=tuple(allowed_origins or ()),
             generation_config=generation_config,
+            reasoning_parser=reasoning_parser,
+            tool_call_parser=tool_call_parser,
             max_queue=max_queue,
             max_body_bytes=byte_size(max_body_bytes),
             max_n=max_n,

@@ -161,7 +161,7 @@ class ScriptedLLM:
         self.submitted.append(SimpleNamespace(prompt=prompt, params=params))
         completions = tuple(
             Completion(i, params, self.text.detokenizer(params, prompt.token_ids),
-                       self.text.token_text)
+                       self.text.token_text, prompt.place)
             for i in range(params.n)
         )  # fmt: skip
         request = Request(number, prompt, completions, self.text.token_text)

@@ -60,7 +60,7 @@ class ThoughtScope:
     """
 
     def __init__(self, place: Place) -> None:
-        self._place = Place.INSIDE if place is Place.OPENED else place
+        self._place: Place = Place.INSIDE if place is Place.OPENED else place
         self._space = ""
         """White space before a tag that may come."""
         self._begun = ""
@@ -70,7 +70,7 @@ class ThoughtScope:
 
     @property
     def state(self) -> tuple[Place, str, str, str]:
-        """Everything that later pushes depend on; setting an earlier state undoes the pushes since."""
+        """Everything that later pushes depend on; an earlier state, set, undoes those since."""
         return self._place, self._space, self._begun, self._tail
 
     @state.setter

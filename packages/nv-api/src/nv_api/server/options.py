@@ -10,8 +10,12 @@ from typing import Any
 from nv_engine import values
 from nv_engine.values import shown
 
+from nv_api.said import REASONING_PARSERS, TOOL_CALL_PARSERS
+
 LOG_REQUESTS = ("none", "ids", "text")
 GENERATION_CONFIGS = ("auto", "nv")
+OFF = "none"
+"""In place of a parser's name."""
 MAX_SECONDS = 7 * 24 * 3600
 _SIZE = re.compile(r"(\d+)([kMG]?)i?B?")
 _POWERS = {"": 0, "k": 10, "M": 20, "G": 30}
@@ -47,6 +51,10 @@ class ServeOptions:
     """Web pages of these origins may call the server; "*": all."""
     generation_config: str = "auto"
     """"nv": fields that a request leaves out have our defaults and not the checkpoint's."""
+    reasoning_parser: str | None = None
+    """What finds thoughts in an answer; None: what the chat template asks for; "none": nothing."""
+    tool_call_parser: str | None = None
+    """What finds calls of functions; names as above."""
     max_queue: int = 1024
     """Sequences that may wait for the engine; more are refused with 429."""
     max_body_bytes: int = 32 << 20
@@ -86,6 +94,8 @@ class ServeOptions:
             self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
         _one_of("log_requests", self.log_requests, LOG_REQUESTS)
         _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
+        _one_of("reasoning_parser", self.reasoning_parser or OFF, (OFF, *REASONING_PARSERS))
+        _one_of("tool_call_parser", self.tool_call_parser or OFF, (OFF, *TOOL_CALL_PARSERS))
 
     def _make(self, name: str, plain: Any, *bounds: float, **more: Any) -> None:  # noqa: ANN401
         object.__setattr__(self, name, plain(name, getattr(self, name), *bounds, **more))
