@@ -141,14 +141,15 @@ def test_s18_free_thoughts_come_before_the_form(tokenized, form):
         text = NOW if form == "hermes" else CODER_NOW
     thought = 'hm {"a": <b>\n "é" </thin\n'
     for place in (Place.OPENED, Place.INSIDE):
-        for space in ("", "\n\n", SPACES):
+        for space in ("", "\n\n", "\n" * MAX_SPACE):
             assert tokenized.fits(f"{thought}</think>{space}{text}", asked, place)
         assert tokenized.fits(f"</think>{text}", asked, place)
         assert not tokenized.fits(text, asked, place)
         assert not tokenized.fits(thought, asked, place)
         assert not tokenized.fits(f"{thought}</think>", asked, place)
         assert not tokenized.fits(f"{thought}</think>\nSo {text}", asked, place)
-        assert not tokenized.fits(f"{thought}</think>{SPACES} {text}", asked, place)
+        for space in (" ", "\v", "\n" * (MAX_SPACE + 1)):
+            assert not tokenized.fits(f"{thought}</think>{space}{text}", asked, place)
     for opening in ("<think>", "\n<think>"):
         assert tokenized.fits(f"{opening}{thought}</think>\n{text}", asked, Place.BEFORE)
         assert not tokenized.fits(f"{opening}{text}", asked, Place.BEFORE)

@@ -172,10 +172,9 @@ class Tags:
     def thought_rules(self) -> list[str]:
         """The rules `opening` of the tag that opens a thought, and `thought` of what follows."""
         thought, rules = self.up_to(THOUGHT_CLOSES, "free_thought")
-        space = f"/\\s{{0,{MAX_SPACE}}}/"
         return [
-            f"opening: {space} {self.lark(THOUGHT_OPENS)}",
-            f"thought: {thought} {space}",
+            f"opening: /\\s{{0,{MAX_SPACE}}}/ {self.lark(THOUGHT_OPENS)}",
+            f"thought: {thought} /\\n{{0,{MAX_SPACE}}}/",  # parsers drop these, and no other space
             *rules,
         ]
 
