@@ -483,6 +483,28 @@ def test_any_text_cut_anywhere_is_what_the_whole_is(parts, dialect, place, sizes
 
 
 @settings(max_examples=200, deadline=None)
+@given(TEXTS, DIALECTS, st.sampled_from(Place), SIZES)
+def test_a_piece_that_passes_need_not_be_pushed(parts, dialect, place, sizes):
+    text = "".join(parts)
+    speech, events = reading(dialect, place), []
+    for piece in pieces_of(text, sizes):
+        events += [Content(piece)] if speech.passes(piece) else speech.push(piece)
+    events += speech.finish("stop").events
+    assert joined(events) == read([text], dialect=dialect, place=place)[0]
+
+
+def test_content_passes_once_a_thought_is_over():
+    speech = reading(place=Place.OPENED)
+    assert not speech.passes("a")
+    speech.push("hm</think>\n")
+    assert not speech.passes("a"), "newlines belong to the tag"
+    speech.push("a")
+    assert speech.passes("b")
+    assert not speech.passes("<")
+    assert Speech(None, None).passes("<")
+
+
+@settings(max_examples=200, deadline=None)
 @given(TEXTS, DIALECTS)
 def test_any_text_is_accounted_for(parts, dialect):
     """Without a call all of it is content; with one, all but syntax and the space next to it."""

@@ -101,6 +101,12 @@ def test_s16_s18_forms_begin_after_the_thoughts(scripted_engine):
         assert say(text, **fields, **THINKS_NOT) == [None, *answer]
 
 
+def test_s20_stop_strings_are_searched_after_the_thought(scripted_engine):
+    answer = ["a STOP", "b ", [], "stop"]
+    assert scripted_engine("<think>a STOP</think>b STOP c", stop=["STOP"]) == answer
+    assert scripted_engine("a STOP</think>b STOP c", stop=["STOP"], **OPENED) == answer
+
+
 def test_s12_s16_a_text_that_does_not_fit_its_form_is_an_error(scripted_engine):
     say = scripted_engine
     for fields, text in (
