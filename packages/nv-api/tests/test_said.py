@@ -452,7 +452,7 @@ def test_s20_stop_strings_are_searched_outside_of_thoughts_only(parts, place, si
     assert "".join(found) + scope.finish().rest == text
     stops = StopStrings(("STOP",))
     stopped = stops.push(found[1])
-    events, _ = read([thought, stopped.text + stops.flush()], place=place)
+    events, _ = read([thought, stopped.text + stops.flush().text], place=place)
     assert ("STOP" in thought) == any("STOP" in e.text for e in events if isinstance(e, Thought))
     assert not any("STOP" in e.text for e in events if isinstance(e, Content))
 
@@ -480,6 +480,28 @@ def test_any_text_cut_anywhere_is_what_the_whole_is(parts, dialect, place, sizes
     whole = read([text], dialect=dialect, place=place)
     assert read(pieces_of(text, sizes), dialect=dialect, place=place) == whole
     assert read(list(text), dialect=dialect, place=place) == whole
+
+
+@settings(max_examples=200, deadline=None)
+@given(TEXTS, DIALECTS, st.sampled_from(Place), SIZES)
+def test_a_piece_that_passes_need_not_be_pushed(parts, dialect, place, sizes):
+    text = "".join(parts)
+    speech, events = reading(dialect, place), []
+    for piece in pieces_of(text, sizes):
+        events += [Content(piece)] if speech.passes(piece) else speech.push(piece)
+    events += speech.finish("stop").events
+    assert joined(events) == read([text], dialect=dialect, place=place)[0]
+
+
+def test_content_passes_once_a_thought_is_over():
+    speech = reading(place=Place.OPENED)
+    assert not speech.passes("a")
+    speech.push("hm</think>\n")
+    assert not speech.passes("a"), "newlines belong to the tag"
+    speech.push("a")
+    assert speech.passes("b")
+    assert not speech.passes("<")
+    assert Speech(None, None).passes("<")
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,9 +10,13 @@ from nv_api.said.forms import (
     MAX_SPACE,
     Tags,
     calls_form,
+    choice_form,
+    either,
     grammar,
     json_form,
+    lark_form,
     one_call_form,
+    regex_form,
 )
 from nv_api.structured import Grammars
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -141,14 +145,15 @@ def test_s18_free_thoughts_come_before_the_form(tokenized, form):
         text = NOW if form == "hermes" else CODER_NOW
     thought = 'hm {"a": <b>\n "é" </thin\n'
     for place in (Place.OPENED, Place.INSIDE):
-        for space in ("", "\n\n", SPACES):
+        for space in ("", "\n\n", "\n" * MAX_SPACE):
             assert tokenized.fits(f"{thought}</think>{space}{text}", asked, place)
         assert tokenized.fits(f"</think>{text}", asked, place)
         assert not tokenized.fits(text, asked, place)
         assert not tokenized.fits(thought, asked, place)
         assert not tokenized.fits(f"{thought}</think>", asked, place)
         assert not tokenized.fits(f"{thought}</think>\nSo {text}", asked, place)
-        assert not tokenized.fits(f"{thought}</think>{SPACES} {text}", asked, place)
+        for space in (" ", "\v", "\n" * (MAX_SPACE + 1)):
+            assert not tokenized.fits(f"{thought}</think>{space}{text}", asked, place)
     for opening in ("<think>", "\n<think>"):
         assert tokenized.fits(f"{opening}{thought}</think>\n{text}", asked, Place.BEFORE)
         assert not tokenized.fits(f"{opening}{text}", asked, Place.BEFORE)
@@ -224,6 +229,26 @@ def test_free_text_with_at_most_one_call(tokenized, dialect):
     thought = f"<think>\nhm\n</think>\n\nSo.\n{call}"
     assert tokenized.fits(thought, form, Place.BEFORE)
     assert not tokenized.fits(f"{thought}\n{call}", form, Place.BEFORE)
+
+
+@pytest.mark.parametrize(
+    ("form", "fitting", "others"),
+    [
+        (regex_form("a/b\\/[/c]\n\\\\"), ["a/b//\n\\", "a/b/c\n\\"], ["a/b/d\n\\", "", "a"]),
+        (regex_form(""), [""], ["a"]),
+        (choice_form(["yes", 'n"o/', "yes, so"]), ["yes", 'n"o/', "yes, so"], ["", "yes,", "n"]),
+        (lark_form('start: "a" x\nx: "}" | %json {"type": "null"}'), ["a}", "anull"], ["a", "}"]),
+        (json_form(ANY_OBJECT, 0), ['{"a":1}'], ['{"a": 1}', "{ }"]),
+        (either(json_form(), choice_form(["no"])), ["{}", "no"], ["", "no{}"]),
+    ],
+    ids=["regex", "empty regex", "choice", "lark", "compact", "either"],
+)
+def test_other_forms_after_a_thought(tokenized, form, fitting, others):
+    for place, thought in (Place.AFTER, ""), (Place.BEFORE, "<think>hm</think>\n"):
+        for text in fitting:
+            assert tokenized.fits(thought + text, form, place), text
+        for text in others:
+            assert not tokenized.fits(thought + text, form, place), text
 
 
 @pytest.mark.parametrize("text", [OSLO, f"{NOW}\n{OSLO}", CODER_OSLO + CODER_REST + CODER_END])

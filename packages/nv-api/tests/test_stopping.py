@@ -23,7 +23,7 @@ def run(stops, pieces, **kwargs):
         shown.append(text)
         if stop is not None:
             return shown, stop
-    return [*shown, search.flush()], None
+    return [*shown, search.flush().text], None
 
 
 @given(stops=st.lists(words, min_size=1, max_size=3), pieces=st.lists(st.text("abc", max_size=5)))
@@ -100,7 +100,7 @@ def test_the_first_that_ends_while_armed(stops, pieces, num_unarmed):
         if found is not None:
             break
     else:
-        shown += search.flush()
+        shown += search.flush().text
     text, unarmed = "".join(pieces), len("".join(pieces[:num_unarmed]))
     ends = [
         (end, max((stop for stop in stops if text[:end].endswith(stop)), key=len))

@@ -230,6 +230,14 @@ def serve(
             show_default="none; demo: temperature 0.2, top_p 0.9",
         ),
     ] = "{}",
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="Finds thoughts; none: off.", show_default="of the chat template"),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="Finds calls of tools; none: off.", show_default="of the chat template"),
+    ] = None,
     max_queue: Annotated[int, typer.Option(help="Most sequences that wait.")] = 1024,
     max_body_bytes: Annotated[str, typer.Option(help="Of a request.")] = "32M",
     max_n: Annotated[int, typer.Option(help="Most completions of a prompt.")] = 128,
@@ -263,6 +271,8 @@ def serve(
             allowed_origins=tuple(allowed_origins or ()),
             generation_config=generation_config,
             override_generation_config=_override(model, override_generation_config),
+            reasoning_parser=reasoning_parser,
+            tool_call_parser=tool_call_parser,
             max_queue=max_queue,
             max_body_bytes=byte_size(max_body_bytes),
             max_n=max_n,

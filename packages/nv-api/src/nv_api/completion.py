@@ -6,10 +6,12 @@ Owns its tokens, its text, their log-probabilities and how it ended; never talks
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from nv_api.answer_stops import AnswerStops
 from nv_api.detokenizer import Detokenizer
 from nv_api.logprobs import LogprobColumns, TokenText
 from nv_api.outputs import CompletionOutput
-from nv_api.stopping import StopStrings
+from nv_api.said import Place
+from nv_api.stopping import StopSearch, StopStrings
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams, TokenLogprobs
@@ -21,7 +23,7 @@ class Begun(NamedTuple):
     num_tokens: int
     num_read: int
     num_pieces: int
-    held: str
+    stopping: object
     decoding: object
 
 
@@ -39,6 +41,7 @@ class Completion:
         params: the request's parameters.
         detokenizer: None where no text is wanted.
         token_text: texts of tokens with log-probabilities; None where no text is wanted.
+        place: where the text begins, if stop strings are searched after its thought only.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Completion:
         params: "SamplingParams",
         detokenizer: Detokenizer | None,
         token_text: TokenText | None = None,
+        place: Place | None = None,
     ) -> None:
         self.index = index
         self.token_ids: list[int] = []
@@ -57,8 +61,7 @@ class Completion:
         self._token_text = token_text
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
-        stops = params.stop_strings
-        self._stops = StopStrings(stops, include=self._include_stop) if stops else None
+        self._stops = _stop_search(params, place)
         self.begun: Begun | None = None
         """Where the update that does not count yet began; None if there is none."""
         self._pieces: list[str] = []
@@ -66,7 +69,7 @@ class Completion:
         # a read was interrupted; then `_is_ahead`.
         self._num_read = 0  # tokens whose text is in the pieces
         self._num_pieces = 0
-        self._held = ""  # held back, as it may become a stop string
+        self._stopping = None if self._stops is None else self._stops.state
         self._decoding = None if detokenizer is None else detokenizer.state
         self._is_ahead = False
         self._num_hidden = 0  # tokens at the end that have no text: 1 for a stop token
@@ -126,8 +129,6 @@ class Completion:
         stop = self._flush()
         if stop is not None and finish_reason == "length":
             finish_reason, stop_reason = "stop", stop
-        if self._stops is not None:
-            self._pieces.append(self._stops.flush())
         self._num_pieces = len(self._pieces)
         self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
@@ -165,7 +166,11 @@ class Completion:
         """Begin an update; if the last one was interrupted, undo it first."""
         if self.begun is None:
             self.begun = Begun(
-                len(self.token_ids), self._num_read, self._num_pieces, self._held, self._decoding
+                len(self.token_ids),
+                self._num_read,
+                self._num_pieces,
+                self._stopping,
+                self._decoding,
             )
         else:
             self._undo()
@@ -178,7 +183,7 @@ class Completion:
         if self._logprobs is not None:
             self._logprobs.truncate(self.begun.num_tokens)
         self._is_ahead = True
-        _, self._num_read, self._num_pieces, self._held, self._decoding = self.begun
+        _, self._num_read, self._num_pieces, self._stopping, self._decoding = self.begun
         self._num_hidden = 0
         self.finish_reason = self.stop_reason = None
 
@@ -211,12 +216,12 @@ class Completion:
         piece = detokenizer.push(self.token_ids[self._num_read : position])
         stop = self._show(piece, position)
         num_pieces, decoding = len(self._pieces), detokenizer.state
-        held = "" if self._stops is None else self._stops.held
+        stopping = None if self._stops is None else self._stops.state
         # One statement without a call: an interrupt finds all of it done, or nothing.
-        self._num_read, self._num_pieces, self._held, self._decoding, self._is_ahead = (
+        self._num_read, self._num_pieces, self._stopping, self._decoding, self._is_ahead = (
             position,
             num_pieces,
-            held,
+            stopping,
             decoding,
             False,
         )
@@ -228,13 +233,17 @@ class Completion:
         if self._detokenizer is not None:
             self._detokenizer.state = self._decoding
         if self._stops is not None:
-            self._stops.held = self._held
+            self._stops.state = self._stopping
 
     def _flush(self) -> str | None:
-        """Make text of incomplete bytes; return the stop string that this completes."""
+        """Make text of incomplete bytes and release what was held back; return its stop string."""
         if self._detokenizer is None:
             return None
-        return self._show(self._detokenizer.flush(), self._num_read)
+        stop = self._show(self._detokenizer.flush(), self._num_read)
+        if self._stops is not None and stop is None:
+            piece, stop = self._stops.flush(armed=self._num_read > self._min_tokens)
+            self._pieces.append(piece)
+        return stop
 
     def _show(self, piece: str, num_read: int) -> str | None:
         """Add a piece of text, except what the stop strings hold back."""
@@ -243,3 +252,11 @@ class Completion:
             piece, stop = self._stops.push(piece, armed=num_read > self._min_tokens)
         self._pieces.append(piece)
         return stop
+
+
+def _stop_search(params: "SamplingParams", place: Place | None) -> StopSearch | None:
+    """The search for a request's stop strings; None if it has none."""
+    if not params.stop_strings:
+        return None
+    stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+    return stops if place is None else AnswerStops(place, stops)

@@ -182,7 +182,7 @@ class Processor:
         if self._tokenizer is None or token_text is None:
             return Completion(index, params, None)
         detokenizer = self._tokenizer.detokenizer(params, prompt.token_ids)
-        return Completion(index, params, detokenizer, token_text)
+        return Completion(index, params, detokenizer, token_text, prompt.place)
 
     def _token_text(self, params: "SamplingParams") -> TokenText | None:
         """Returns a token's text; None where no text is wanted."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from nv_engine.values import shown
 
+from nv_api.said import Place
 from nv_api.tokenizer import Tokenizer
 
 PromptLike: TypeAlias = str | Sequence[int] | Mapping[str, Any]
@@ -36,6 +37,9 @@ class TokenPrompt(NamedTuple):
     """Plain ints: the engine does not check their types again."""
     cache_salt: str | None = None
     """Only prompts with an equal salt share blocks of the prefix cache; the engine checks it."""
+    place: Place | None = None
+    """Where the completion begins, if stop strings are searched after its thought only; the server
+    sets it. None: they are searched in all of the text."""
 
 
 def prompt_list(prompts: object) -> list[Prompt]:

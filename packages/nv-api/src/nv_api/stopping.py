@@ -4,7 +4,7 @@ Owns the search across tokens, and the text held back while it may become a stop
 decodes tokens and never aborts a request.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class Stopped(NamedTuple):
@@ -12,6 +12,23 @@ class Stopped(NamedTuple):
 
     text: str
     stop: str | None
+
+
+class StopSearch(Protocol):
+    """The search for the end of a text.
+
+    Attributes:
+        state: everything that later pushes depend on. Setting an earlier state undoes the pushes
+            since.
+    """
+
+    state: Any
+
+    def push(self, piece: str, *, armed: bool = True) -> Stopped:
+        """Add a piece of text; unless armed, no stop string ends here."""
+
+    def flush(self, *, armed: bool = True) -> Stopped:
+        """Return the text held back, at the end of the text."""
 
 
 class StopStrings:
@@ -36,8 +53,8 @@ class StopStrings:
         self._letters = frozenset(self._by_letter)  # the first of each stop string
         self._most_held = max(map(len, stops), default=1) - 1
         self._include = include
-        self.held = ""
-        """Text that may be the beginning of a stop string; the search depends on nothing else."""
+        self.state = ""
+        """Text held back, as it may begin a stop string; later pushes depend on nothing else."""
 
     def push(self, piece: str, *, armed: bool = True) -> Stopped:
         """Add a piece of text and return what may be shown.
@@ -47,30 +64,30 @@ class StopStrings:
             armed: False while a stop string must not end here (`min_tokens`); a stop string that
                 begins in such a piece may end in a later one.
         """
-        if not self.held and self._letters.isdisjoint(piece):  # most pieces
+        if not self.state and self._letters.isdisjoint(piece):  # most pieces
             return Stopped(piece, None)
-        text = self.held + piece
+        text = self.state + piece
         is_there = armed and any(map(text.__contains__, self._stops))  # seldom, and cheap to see
         found = self._first(text) if is_there else None
         if found is not None:
             start, stop = found
-            self.held = ""
+            self.state = ""
             return Stopped(text[: start + len(stop) if self._include else start], stop)
         shown = len(text) - self._undecided(text)
-        self.held = text[shown:]
+        self.state = text[shown:]
         return Stopped(text[:shown], None)
 
-    def flush(self) -> str:
-        """Return the text held back, at the end of the text."""
-        held, self.held = self.held, ""
-        return held
+    def flush(self, *, armed: bool = True) -> Stopped:
+        """Return the text held back, at the end of the text: it has no stop string."""
+        held, self.state = self.state, ""
+        return Stopped(held, None)
 
     def _first(self, text: str) -> tuple[int, str] | None:
         """Start and stop string of the match that ends first; if two do, the longer.
 
         A match that ends within the text held back does not count: it was not armed.
         """
-        num_held = len(self.held)
+        num_held = len(self.state)
         matches = [
             (start, stop)
             for stop in self._stops

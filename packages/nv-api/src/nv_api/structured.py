@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nv_engine.values import MAX_SHOWN, shown
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nv_engine import Engine, GrammarSource, StructuredOutputsParams
     from transformers import PreTrainedTokenizerBase
 
+Compiled = TypeVar("Compiled")
 NUM_GRAMMARS = 256
 """Compiled grammars that are cached."""
 COMPILE_SECONDS = 5.0
@@ -135,7 +136,28 @@ def grammar_compiler(
     return lambda asked: grammars().compile(asked)
 
 
-def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":
+def fault(lark: str) -> str | None:
+    """The reason why a grammar in Lark does not compile; None if it does, as far as can be known.
+
+    It needs no tokenizer, so every `<…>` is taken for one of its tokens.
+
+    Raises:
+        ImportError: llguidance is not installed.
+    """
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # an extra
+
+    def found() -> str:
+        text = LLMatcher.grammar_from_lark(lark)
+        return LLMatcher.validate_grammar(text, limits=LLParserLimits(verbose_errors=False))
+
+    try:
+        error = _in_time(found)
+    except ValueError as late:
+        return str(late)
+    return _PLACE.sub("", _reason(error)) if error else None
+
+
+def _in_time(compiled: Callable[[], Compiled]) -> Compiled:
     """Compile in a new thread, with a deep stack and a deadline.
 
     After the deadline the thread continues until one of llguidance's own limits ends it.
@@ -143,7 +165,7 @@ def _in_time(compiled: "Callable[[], LLMatcher]") -> "LLMatcher":
     Raises:
         ValueError: as `compiled`, or the deadline passed.
     """
-    result: Future[LLMatcher] = Future()
+    result: Future[Compiled] = Future()
 
     def work() -> None:
         try:
@@ -189,7 +211,7 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
     for tried in (matcher, _one_token_on(matcher, tokenizer.eos_tokens)):
         if tried.is_error():
             is_lark = source.kind == "grammar" and not is_gbnf(source.text)
-            reason = _reason(tried)
+            reason = _reason(tried.get_error())
             # a place in a translation means nothing to the user
             raise ValueError(reason if is_lark else _PLACE.sub("", reason))
     return matcher
@@ -225,9 +247,8 @@ def _regex(pattern: str) -> str:
     return pattern
 
 
-def _reason(matcher: "LLMatcher") -> str:
-    """The error of a matcher, in one line."""
-    error: str = matcher.get_error()
+def _reason(error: str) -> str:
+    """An error of llguidance's, in one line."""
     for part, reason in _REASONS.items():
         if part in error:
             return reason
@@ -281,7 +302,7 @@ class GrammarMatcher:
         if ends and not self._may_end_with(self._matcher, token):
             self._fault = f"token {token} ends the text where the grammar does not"
         elif not self._matcher.consume_token(token):
-            self._fault = _reason(self._matcher)
+            self._fault = _reason(self._matcher.get_error())
 
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Tokens that may come next, without the unwanted ones unless no others are left."""
@@ -289,7 +310,7 @@ class GrammarMatcher:
         bits = self._allowed()
         self._check_time(began)
         if self._matcher.is_error():
-            self._fault = _reason(self._matcher)
+            self._fault = _reason(self._matcher.get_error())
         wanted = bytearray(bits)
         for token in unwanted:
             wanted[token // 8] &= ~(1 << token % 8)

@@ -2,29 +2,49 @@
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections import deque
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import nv_api.async_llm
 import pytest
+import torch
 from nv_api.completion import Completion
 from nv_api.conversation import chat_prompt, conversation_list
 from nv_api.prompts import single_prompt, tokenize
 from nv_api.request import Request
 from nv_api.tokenizer import Tokenizer
 from nv_engine import EngineMetrics, ModelFacts, SamplingParams, TokenLogprobs
+from tokenizers import AddedToken
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 for needed in "fastapi", "uvicorn", "prometheus_client":
     pytest.importorskip(needed)
 
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "host")]
+
 from nv_api.server import ServeOptions, make_app  # noqa: E402  # after the skip
 from nv_api.server.run import Listening, Server  # noqa: E402
+from scripted_device import HostThread  # noqa: E402
 
 EOS = 256
 VOCAB_SIZE = 320
+TAGS = ("</think>", "<tool_call>", "</tool_call>")  # and <think>, which the tokenizer has
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['reasoning_content'] %}<think>{{ m['reasoning_content'] }}</think>{% endif %}"
+    "{{ m['content'] }}{% for c in m['tool_calls'] %}<tool_call>{{ c }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% elif opens_thought %}<think>\n{% endif %}"
+)
+"""As Qwen3's, which may also open the thought itself."""
 
 
 class ScriptedStream:
@@ -161,7 +181,7 @@ class ScriptedLLM:
         self.submitted.append(SimpleNamespace(prompt=prompt, params=params))
         completions = tuple(
             Completion(i, params, self.text.detokenizer(params, prompt.token_ids),
-                       self.text.token_text)
+                       self.text.token_text, prompt.place)
             for i in range(params.n)
         )  # fmt: skip
         request = Request(number, prompt, completions, self.text.token_text)
@@ -301,6 +321,58 @@ def serve(byte_level):
     yield from _servers(byte_level)
 
 
+@pytest.fixture(scope="session")
+def speaking(folder):
+    """A tokenizer whose tags are tokens, with a template of thoughts and calls."""
+    backend = AutoTokenizer.from_pretrained(folder)
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    backend.chat_template = TEMPLATE
+    return backend
+
+
+@pytest.fixture(scope="session")
+def speaking_checkpoint(tmp_path_factory, folder, speaking):
+    """A tiny random model of that tokenizer."""
+    torch.manual_seed(0)
+    target = tmp_path_factory.mktemp("speaking")
+    config = Qwen3Config(**json.loads((folder / "config.json").read_text()))
+    Qwen3ForCausalLM(config).eval().save_pretrained(target)
+    speaking.save_pretrained(target)
+    return str(target)
+
+
+@pytest.fixture
+def speak(speaking):
+    """As `serve`, over the tokenizer with tags."""
+    yield from _servers(speaking)
+
+
+@pytest.fixture(scope="module")
+def served_speaking(speaking):
+    """One such server for the tests of a module that do not change it."""
+    servers = _servers(speaking)
+    yield next(servers)()
+    next(servers, None)
+
+
+@pytest.fixture
+def engine_server(monkeypatch, speaking_checkpoint):
+    """Start a server over the real engine, with a device; None: the tiny model on the CPU."""
+    with ExitStack() as stack:
+
+        def start(device=None, **options):
+            monkeypatch.setattr(nv_api.async_llm, "HostProcess", lambda: HostThread(device))
+            llm = nv_api.AsyncLLM(
+                speaking_checkpoint, device="cpu", max_model_len=512, num_kvcache_blocks=64,
+                kvcache_block_size=16,
+            )  # fmt: skip
+            served = stack.enter_context(_running(llm, ServeOptions(model="m/tiny", **options)))
+            served.until(lambda: llm.is_ready, 60)
+            return served
+
+        yield start
+
+
 @pytest.fixture(scope="module")
 def served(byte_level):
     """One server for the tests of a module that do not change it."""
@@ -309,38 +381,41 @@ def served(byte_level):
     next(servers, None)
 
 
-def _servers(byte_level):
-    started = []
+def _servers(backend):
+    with ExitStack() as stack:
 
-    def start(script=None, listening=None, **options):
-        llm = ScriptedLLM(Tokenizer(byte_level), **(script or {}))
-        app = make_app(llm, ServeOptions(model="m/tiny", **options))
-        server = Server(app, Listening(port=0, **(listening or {})))
-        loops = []
+        def start(script=None, listening=None, **options):
+            llm = ScriptedLLM(Tokenizer(backend), **(script or {}))
+            options = ServeOptions(model="m/tiny", **options)
+            return stack.enter_context(_running(llm, options, **(listening or {})))
 
-        async def run():
-            loops.append(asyncio.get_running_loop())
-            await server.serve()
+        yield start
 
-        thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
-        thread.start()
-        deadline = time.monotonic() + 10
-        while not server.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
-        client = httpx.Client(base_url=url, timeout=20)
-        served = Served(llm, server, thread, loops[0], url, client)
-        started.append(served)
-        return served
 
-    yield start
-    for served in started:
-        served.client.close()
-        served.server._is_forced = served.server.should_exit = True
-        served.thread.join(10)
-        assert not served.thread.is_alive()
+@contextmanager
+def _running(llm, options, **listening):
+    """A server over a model, on any free port."""
+    server = Server(make_app(llm, options), Listening(port=0, **listening))
+    loops = []
+
+    async def run():
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+        if hasattr(llm, "close"):
+            await llm.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield Served(llm, server, thread, loops[0], url, client)
+    server._is_forced = server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 def events_of(text):
@@ -352,6 +427,6 @@ def events_of(text):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def events():
     return events_of

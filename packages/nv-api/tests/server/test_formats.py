@@ -1,7 +1,7 @@
 """The shapes of answers: a stream joined is the plain answer."""
 
 import pytest
-from nv_api.server.protocol.chat import ChatChunk, ChatResponse
+from joining import joined_chat, plain_chat
 from nv_api.server.protocol.completions import CompletionChunk, CompletionResponse
 
 EOS = 256
@@ -9,37 +9,6 @@ EOS = 256
 
 def ids_of(served, text):
     return served.llm.text.encode([text], add_special_tokens=False)[0]
-
-
-def joined_chat(chunks):
-    """The choices that a stream of chat chunks amounts to."""
-    choices = {}
-    for chunk in chunks:
-        ChatChunk.model_validate(chunk)
-        for part in chunk["choices"]:
-            choice = choices.setdefault(part["index"], {"content": "", "logprobs": [], "ids": []})
-            choice["content"] += part["delta"].get("content", "")
-            choice["ids"] += part.get("token_ids", [])
-            choice["logprobs"] += (part["logprobs"] or {"content": []})["content"]
-            if part["finish_reason"]:
-                assert "finish_reason" not in choice, "it ends once"
-                assert part["delta"] == {}
-                choice |= {k: part[k] for k in ("finish_reason", "stop_reason")}
-    return [choices[index] for index in sorted(choices)]
-
-
-def plain_chat(body):
-    ChatResponse.model_validate(body)
-    return [
-        {
-            "content": choice["message"]["content"],
-            "logprobs": (choice["logprobs"] or {"content": []})["content"],
-            "ids": choice.get("token_ids", []),
-            "finish_reason": choice["finish_reason"],
-            "stop_reason": choice["stop_reason"],
-        }
-        for choice in body["choices"]
-    ]
 
 
 def joined_completion(chunks):

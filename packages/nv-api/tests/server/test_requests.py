@@ -77,12 +77,20 @@ def test_a_cache_salt_goes_with_the_prompt(served):
     assert served.last.prompt.cache_salt is None
 
 
+def form_of(served):
+    """The grammar that the engine gets."""
+    return served.last.params.structured_outputs.grammar
+
+
 def test_forms_of_an_answer(served):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
-    served.chat(response_format={"type": "json_schema", "json_schema": {"schema": schema}})
-    assert served.last.params.structured_outputs.json == schema
-    served.chat(response_format={"type": "json_object"})
-    assert served.last.params.structured_outputs.json_object is True
+    asked = {"type": "json_schema", "json_schema": {"schema": schema}}
+    for send in served.chat, served.complete:
+        send(response_format=asked)
+        assert '"properties": {"a": {"type": "integer"}}' in form_of(served)
+        send(response_format={"type": "json_object"})
+        assert '%json {"type": "object"' in form_of(served)
+        assert ("thought" in form_of(served)) == (send == served.chat)
     served.chat(response_format={"type": "text"})
     assert served.last.params.structured_outputs is None
     served.complete(structured_outputs={"choice": ["a", "b"], "regex": None})

@@ -1,4 +1,4 @@
-"""Forms: grammars that force a form on a completion: JSON, or calls of functions.
+"""Forms: grammars that force a form on a completion: JSON, calls of functions, or a user's own.
 
 Owns their text, in llguidance's Lark. A form may come after the model's thoughts, which are free.
 Calls are written in the model's own dialect, so the parsers read them as any other calls. Never
@@ -6,6 +6,7 @@ compiles a grammar.
 """
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,8 @@ from nv_api.said.tool_calls import CLOSE, OPEN, Dialect
 
 MAX_SPACE = 8
 """White space characters in a row, between the tokens of JSON and after a thought."""
+_OF_PATTERN = re.compile(r"\\?.", re.DOTALL)
+"""A character of a regular expression, with the backslash before it."""
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _NO_ARGUMENTS: Mapping[str, Any] = {
     "type": "object",
@@ -37,9 +40,34 @@ class Form(NamedTuple):
     rules: tuple[str, ...]
 
 
-def json_form(schema: Mapping[str, Any] = ANY_OBJECT) -> Form:
-    """JSON that fits a schema; without one, any object."""
-    return Form("json", (f"json: {_json(schema, is_lenient=False)}",))
+def json_form(schema: Mapping[str, Any] = ANY_OBJECT, max_space: int = MAX_SPACE) -> Form:
+    """JSON that fits a schema; without one, any object.
+
+    Args:
+        schema: of the JSON.
+        max_space: most white space characters in a row.
+    """
+    return Form("json", (f"json: {_json(schema, is_lenient=False, max_space=max_space)}",))
+
+
+def regex_form(pattern: str) -> Form:
+    """A text that a regular expression matches from end to end."""
+    return Form("text", (f"text: {_pattern(pattern)}",))
+
+
+def choice_form(texts: Sequence[str]) -> Form:
+    """One of some texts, none of them empty."""
+    return Form("choice", ("choice: CHOICE", f"CHOICE: {' | '.join(map(_text, texts))}"))
+
+
+def lark_form(lark: str) -> Form:
+    """A text that fits a whole grammar in Lark, which begins at its own `start`."""
+    return Form("inner", (f"inner: %lark {{\n{lark}\n}}",))
+
+
+def either(first: Form, second: Form) -> Form:
+    """One of two forms whose rules have different names."""
+    return Form("either", (f"either: {first.name} | {second.name}", *first.rules, *second.rules))
 
 
 def calls_form(
@@ -144,10 +172,9 @@ class Tags:
     def thought_rules(self) -> list[str]:
         """The rules `opening` of the tag that opens a thought, and `thought` of what follows."""
         thought, rules = self.up_to(THOUGHT_CLOSES, "free_thought")
-        space = f"/\\s{{0,{MAX_SPACE}}}/"
         return [
-            f"opening: {space} {self.lark(THOUGHT_OPENS)}",
-            f"thought: {thought} {space}",
+            f"opening: /\\s{{0,{MAX_SPACE}}}/ {self.lark(THOUGHT_OPENS)}",
+            f"thought: {thought} /\\n{{0,{MAX_SPACE}}}/",  # parsers drop these, and no other space
             *rules,
         ]
 
@@ -189,14 +216,15 @@ def _parameter(function: Function, key: str, rule: str) -> list[str]:
     return [f"{rule}: {head} {rule}_value {_text(tail)}", value]
 
 
-def _json(schema: Mapping[str, Any], *, is_lenient: bool) -> str:
+def _json(schema: Mapping[str, Any], *, is_lenient: bool, max_space: int = MAX_SPACE) -> str:
     """A schema in a Lark rule.
 
     Lenient, it ignores what llguidance cannot check: a function's schema describes the arguments,
     while that of an answer is a promise.
     """
-    space = rf"[\x20\x0A\x0D\x09]{{1,{MAX_SPACE}}}"
-    options = {"whitespace_pattern": space, "lenient": is_lenient}
+    options: dict[str, Any] = {"whitespace_flexible": max_space > 0, "lenient": is_lenient}
+    if max_space:
+        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{max_space}}}"
     try:
         text = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -212,6 +240,17 @@ def _text(text: str) -> str:
 def _regex(text: str) -> str:
     """A text in a regular expression of Lark, which ends at a slash."""
     return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _pattern(pattern: str) -> str:
+    """A user's regular expression in Lark, where it stands between slashes on one line."""
+    return f"/{_OF_PATTERN.sub(_on_one_line, pattern)}/" if pattern else '""'
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    """A character of a pattern; a slash or the end of a line as its number."""
+    char = found[0].removeprefix("\\")
+    return f"\\x{{{ord(char):x}}}" if char in ("/", "\n", "\r") else found[0]
 
 
 _WRITERS: dict[type[Dialect], Callable[[Function, str], tuple[str, list[str]]]] = {

@@ -60,12 +60,22 @@ class ThoughtScope:
     """
 
     def __init__(self, place: Place) -> None:
-        self._place = Place.INSIDE if place is Place.OPENED else place
-        self._spaces: list[str] = []
+        self._place: Place = Place.INSIDE if place is Place.OPENED else place
+        self._space = ""
+        """White space before a tag that may come."""
         self._begun = ""
         """A beginning of the opening tag."""
         self._tail = ""
         """The thought's end, which may be a beginning of the closing tag; it was returned."""
+
+    @property
+    def state(self) -> tuple[Place, str, str, str]:
+        """Everything that later pushes depend on; an earlier state, set, undoes those since."""
+        return self._place, self._space, self._begun, self._tail
+
+    @state.setter
+    def state(self, state: tuple[Place, str, str, str]) -> None:
+        self._place, self._space, self._begun, self._tail = state
 
     @property
     def is_over(self) -> bool:
@@ -86,12 +96,11 @@ class ThoughtScope:
         begun = self._begun + piece
         if not self._begun:
             begun = piece.lstrip()
-            self._spaces.append(piece[: len(piece) - len(begun)])
+            self._space += piece[: len(piece) - len(begun)]
         if OPEN.startswith(begun) and begun != OPEN:
             self._begun = begun
             return Parted("", "")
-        space, self._begun = "".join(self._spaces), ""
-        self._spaces.clear()
+        space, self._space, self._begun = self._space, "", ""
         if not begun.startswith(OPEN):
             self._place = Place.AFTER
             return Parted("", space + begun)
@@ -100,9 +109,7 @@ class ThoughtScope:
 
     def finish(self) -> Parted:
         """The text held back, at the end of the text: it is not a thought."""
-        held = "".join(self._spaces) + self._begun
-        self._spaces.clear()
-        self._begun = ""
+        held, self._space, self._begun = self._space + self._begun, "", ""
         return Parted("", held)
 
     def _inside(self, piece: str, before: str) -> Parted:

@@ -37,13 +37,20 @@ class Speech:
         """Whether the text pushed so far ends inside a thought."""
         return self._thoughts is not None and self._thoughts.is_inside
 
+    def passes(self, piece: str) -> bool:
+        """Whether a piece is content as it is, and changes nothing: it need not be pushed."""
+        return self._thoughts is None and (self._calls is None or self._calls.passes(piece))
+
     def push(self, piece: str) -> list[Event]:
         """Read the next piece; neighbours of one kind are one event."""
         if not piece:
             return []
-        if self._thoughts is None or self._thoughts.is_over:
+        if self._thoughts is None:
             return [Content(piece)] if self._calls is None else joined(self._calls.push(piece))
-        return joined(self._called(self._thoughts.push(piece)))
+        events = joined(self._called(self._thoughts.push(piece)))
+        if self._thoughts.is_over:
+            self._thoughts = None
+        return events
 
     def finish(self, reason: str, called: str = "tool_calls") -> Ending:
         """End the text.

@@ -84,9 +84,13 @@ class ToolCalls:
         self.num_whole = 0
         """Calls that are whole."""
 
+    def passes(self, piece: str) -> bool:
+        """Whether a piece is content as it is, and changes nothing."""
+        return self._call is None and self._passage.passes(piece)
+
     def push(self, piece: str) -> list[Event]:
         """Read the next piece of the content."""
-        if self._call is None and self._passage.passes(piece):  # nearly always
+        if self.passes(piece):  # nearly always
             return [Content(piece)]
         events: list[Event] = []
         rest: str | None = piece

@@ -64,8 +64,14 @@ class Answer(Response):
         service, job = self._service, self._job
         prompts = await job.prompts()
         max_model_len = service.llm.facts.max_model_len
-        params = [fitted(job.params, len(prompt.token_ids), max_model_len) for prompt in prompts]
-        streams = await submit(service.llm, prompts, params)
+        params = [
+            fitted(job.params_of(prompt), len(prompt.token_ids), max_model_len)
+            for prompt in prompts
+        ]
+        try:
+            streams = await submit(service.llm, prompts, params)
+        except ApiError as error:
+            raise await job.explained(error) from error
         with Generation(
             service.llm, streams, params, service.metrics, self._arrived_at
         ) as generation:

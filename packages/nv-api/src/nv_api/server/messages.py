@@ -63,6 +63,7 @@ def _message(message: Json) -> Json:
     thoughts: Any = named.get("reasoning_content") or named.get("reasoning")
     if thoughts is not None:  # one template reads the one, another the other
         named["reasoning_content"] = named["reasoning"] = thoughts
+        named["content"] = named.get("content") or ""  # it was cut before its answer began
     return {key: value for key, value in named.items() if value is not None or key == "content"}
 
 

@@ -11,8 +11,12 @@ from typing import Any
 from nv_engine import SamplingParams, values
 from nv_engine.values import shown
 
+from nv_api.said import REASONING_PARSERS, TOOL_CALL_PARSERS
+
 LOG_REQUESTS = ("none", "ids", "text")
 GENERATION_CONFIGS = ("auto", "nv")
+OFF = "none"
+"""In place of a parser's name."""
 MAX_SECONDS = 7 * 24 * 3600
 _SIZE = re.compile(r"(\d+)([kMG]?)i?B?")
 _POWERS = {"": 0, "k": 10, "M": 20, "G": 30}
@@ -50,6 +54,10 @@ class ServeOptions:
     """"nv": fields that a request leaves out have our defaults and not the checkpoint's."""
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     """Values of SamplingParams in place of those, for fields that a request leaves out."""
+    reasoning_parser: str | None = None
+    """What finds thoughts in an answer; None: what the chat template asks for; "none": nothing."""
+    tool_call_parser: str | None = None
+    """What finds calls of functions; names as above."""
     max_queue: int = 1024
     """Sequences that may wait for the engine; more are refused with 429."""
     max_body_bytes: int = 32 << 20
@@ -90,6 +98,8 @@ class ServeOptions:
         self._check_override()
         _one_of("log_requests", self.log_requests, LOG_REQUESTS)
         _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
+        _one_of("reasoning_parser", self.reasoning_parser or OFF, (OFF, *REASONING_PARSERS))
+        _one_of("tool_call_parser", self.tool_call_parser or OFF, (OFF, *TOOL_CALL_PARSERS))
 
     def _make(self, name: str, plain: Any, *bounds: float, **more: Any) -> None:  # noqa: ANN401
         object.__setattr__(self, name, plain(name, getattr(self, name), *bounds, **more))

@@ -13,6 +13,7 @@ from nv_engine.values import shown
 from nv_api.server.errors import invalid, refusals, unsupported
 from nv_api.server.options import ServeOptions
 from nv_api.server.protocol.fields import Json, Sampling
+from nv_api.server.schema_limits import check_depth, check_size
 
 _OURS = [field.name for field in fields(SamplingParams)]
 _NAMES = [name for name in _OURS if name in Sampling.model_fields and name != "structured_outputs"]
@@ -78,14 +79,15 @@ def fitted(params: SamplingParams, prompt_len: int, max_model_len: int) -> Sampl
 
 
 def structured_outputs(asked: Sampling, options: ServeOptions) -> StructuredOutputsParams | None:
-    """The form that a request wants its text to have; None: it is free.
+    """VLLM's structured_outputs of a request; None: it has none.
 
     Raises:
         ApiError: 400, it is not a form, or larger than this server compiles.
     """
-    wanted = _wanted(asked)
-    if wanted is None:
+    given = asked.structured_outputs
+    if given is None:
         return None
+    wanted = {name: value for name, value in given.items() if value is not None}
     unknown = sorted(wanted.keys() - set(GRAMMAR_KEYS))
     if unknown:
         raise unsupported(
@@ -94,67 +96,10 @@ def structured_outputs(asked: Sampling, options: ServeOptions) -> StructuredOutp
         )
     with refusals("structured_outputs"):
         form = StructuredOutputsParams(**wanted)
-    _check_form(form, options)
-    return form
-
-
-def _wanted(asked: Sampling) -> Json | None:
-    """The fields of `StructuredOutputsParams` that a request asks for."""
-    given = asked.structured_outputs
-    ours = None if given is None else {n: v for n, v in given.items() if v is not None}
-    if asked.response_format is None:
-        return ours
-    form = asked.response_format
-    kind = form.get("type")
-    if kind == "text":
-        return ours
-    if ours is not None:
-        raise invalid(
-            "the request has response_format and structured_outputs: give one of them",
-            "response_format",
-        )
-    if kind == "json_object":
-        return {"json_object": True}
-    if kind != "json_schema":
-        raise invalid(
-            f"response_format.type is {shown(kind)}: it must be text, json_object or json_schema",
-            "response_format.type",
-        )
-    named = form.get("json_schema")
-    schema = named.get("schema") if isinstance(named, dict) else None
-    if not isinstance(schema, dict):
-        raise invalid(
-            f"response_format.json_schema is {shown(named)}: it must be an object whose `schema` "
-            "is a JSON schema",
-            "response_format.json_schema",
-        )
-    return {"json": schema}
-
-
-def _check_form(form: StructuredOutputsParams, options: ServeOptions) -> None:
     source = form.source
-    size = len(source.text.encode())
-    if size > options.max_grammar_bytes:
-        raise invalid(
-            f"structured_outputs.{source.kind} is {size} bytes long: this server takes at most "
-            f"{options.max_grammar_bytes}, so give a smaller one",
-            "structured_outputs",
-        )
-    depth = _depth(form.json) if isinstance(form.json, dict) else 0
-    if depth > options.max_grammar_depth:
-        raise invalid(
-            f"the JSON schema is nested {depth} levels deep: this server takes at most "
-            f"{options.max_grammar_depth}, so put inner schemas under $defs",
-            "structured_outputs",
-        )
-
-
-def _depth(value: Any) -> int:  # noqa: ANN401
-    """Brackets open at the deepest point; the body's depth is bounded."""
-    members = value.values() if isinstance(value, dict) else value
-    if not isinstance(value, dict | list):
-        return 0
-    return 1 + max(map(_depth, members), default=0)
+    check_size(f"structured_outputs.{source.kind}", source.text, options)
+    check_depth(f"structured_outputs.{source.kind}", form.json, options)
+    return form
 
 
 def _check_limits(given: Json, options: ServeOptions) -> None:

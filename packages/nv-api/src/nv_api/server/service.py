@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from nv_engine import SamplingParams
 from nv_engine.values import shown
@@ -18,7 +19,7 @@ from nv_api.server.lifecycle import Lifecycle
 from nv_api.server.llm import ServedLLM
 from nv_api.server.metrics import Metrics
 from nv_api.server.options import ServeOptions
-from nv_api.server.reader import MakeReader, content_reader
+from nv_api.server.parsers import Parsers
 
 LOGGER = logging.getLogger("nv.server")
 PULSE_SECONDS = 0.25
@@ -33,8 +34,6 @@ class Service:
     lifecycle: Lifecycle
     admission: Admission
     metrics: Metrics
-    make_reader: MakeReader = content_reader
-    """Finds what a chat's text says."""
     started_at: int
 
     @classmethod
@@ -55,6 +54,11 @@ class Service:
         is_ours = self.options.generation_config == "nv"
         params = SamplingParams() if is_ours else self.llm.get_default_sampling_params()
         return replace(params, **self.options.override_generation_config)
+
+    @cached_property
+    def parsers(self) -> Parsers:
+        """Of the model, once it is loaded."""
+        return Parsers.of(self.llm.text, self.options)
 
     def name_of(self, asked: str | None) -> str:
         """The model's name in a response: the one that was asked for, or the first.

@@ -1,20 +1,20 @@
 """Chat answers: the messages of /v1/chat/completions, streamed or whole.
 
-Owns their shape. What a text says is the reader's matter.
+Owns their shape. Never reads a text: a `Speech` reports what it says.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from nv_api.outputs import CompletionOutput
 from nv_api.request import Request
+from nv_api.said import Arguments, CallBegun, Content, Event, Speech, Thought
 from nv_api.server.answers.form import Head
 from nv_api.server.generation import Usage
 from nv_api.server.probabilities import TokenNames, chat_logprobs, prompt_logprobs
-from nv_api.server.reader import Reader
 from nv_api.server.sse import event
 
 CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
@@ -28,14 +28,18 @@ class ChatForm:
         head: the fields that begin every object.
         names: of tokens.
         num_top: most likely tokens beside each; None: no log-probabilities.
-        new_reader: makes a reader for one completion.
+        new_speech: makes a reader of one completion's text.
+        has_thoughts: thoughts are shown.
+        reason_of_calls: the finish_reason of an answer with calls.
         num_choices: n.
     """
 
     head: Head
     names: TokenNames
     num_top: int | None
-    new_reader: Callable[[], Reader]
+    new_speech: Callable[[], Speech]
+    has_thoughts: bool
+    reason_of_calls: str
     num_choices: int
 
     def logprobs(self, delta: CompletionOutput) -> list[dict[str, Any]] | None:
@@ -43,6 +47,52 @@ class ChatForm:
         if self.num_top is None:
             return None
         return chat_logprobs(delta.logprobs or [], self.num_top, self.names)
+
+    def said(self, speech: Speech, delta: CompletionOutput) -> "Said":
+        """What a delta says, and the reason if it is the last; without thoughts that are hidden."""
+        events = speech.push(delta.text)
+        reason = delta.finish_reason
+        if reason is not None:
+            last, reason = speech.finish(reason, self.reason_of_calls)
+            events = events + last
+        if not self.has_thoughts:
+            events = [event for event in events if not isinstance(event, Thought)]
+        return Said(events, reason)
+
+
+class Said(NamedTuple):
+    """What is new of an answer."""
+
+    events: list[Event]
+    finish_reason: str | None
+
+
+def _fields(event: Event) -> dict[str, Any] | None:
+    """The delta of an event; None if it has none."""
+    match event:
+        case Content(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text, "reasoning": text}
+        case CallBegun(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": call_id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case Arguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+    return None
+
+
+@dataclass
+class _Streamed:
+    """One completion of a stream: what was sent of it."""
+
+    speech: Speech
+    has_begun: bool = False
+    has_content: bool = False
+    """Its content is a text: it was sent, even if it is empty."""
+    has_more: bool = False
+    """It has thoughts or calls."""
 
 
 class ChatEvents:
@@ -59,29 +109,38 @@ class ChatEvents:
         self._request = request
         self._usage = usage
         self._head = form.head.fields(CHUNK)
-        self._readers = [form.new_reader() for _ in range(form.num_choices)]
-        self._has_begun = [False] * form.num_choices
+        self._choices = [_Streamed(form.new_speech()) for _ in range(form.num_choices)]
         self._has_prompt_ids = not form.head.has_token_ids
-        is_plain = form.num_top is None and not (
+        self._is_plain = form.num_top is None and not (
             form.head.has_token_ids or form.head.has_running_usage
         )
-        self._prefixes = [self._prefix(i) for i in range(form.num_choices)] if is_plain else None
+        self._prefixes = [self._prefix(i) for i in range(form.num_choices)]
         usage_field = b',"usage":null' if form.head.has_usage else b""
-        self._suffix = b'},"logprobs":null,"finish_reason":null}]' + usage_field + b"}\n\n"
+        self._suffix = b',"logprobs":null,"finish_reason":null}]' + usage_field + b"}\n\n"
+        self._content_prefixes = [prefix + b'{"content":' for prefix in self._prefixes]
+        self._content_suffix = b"}" + self._suffix
 
     def push(self, number: int, delta: CompletionOutput) -> bytes:  # one prompt
-        """The events of a delta: its role if it is the first, its text, its end."""
-        index = delta.index
-        content = self._readers[index].push(delta.text).content if delta.text else ""
-        if delta.finish_reason is None:
-            events = self._news(delta, content)
-        else:
-            content += self._readers[index].end().content
-            events = self._news(delta, content) + self._end(delta)
-        if events and not self._has_begun[index]:
-            self._has_begun[index] = True
-            return self._role(index) + events
-        return events
+        """The events of a delta: its role if it is the first, what it says, its end."""
+        index, text = delta.index, delta.text
+        choice = self._choices[index]
+        if (  # nearly always
+            choice.has_content
+            and self._is_plain
+            and delta.finish_reason is None
+            and choice.speech.passes(text)
+        ):
+            return self._content(index, text) if text else b""
+        said = self._form.said(choice.speech, delta)
+        news = [fields for event in said.events if (fields := _fields(event)) is not None]
+        events = self._news(delta, choice, news)
+        if said.finish_reason is None:
+            return events
+        if not choice.has_begun:
+            events += self._role(index, choice, [])
+        elif not choice.has_content and not choice.has_more:
+            events += self._chunk(index, {"content": ""})
+        return events + self._end(delta, said.finish_reason)
 
     def end(self, usage: Usage) -> bytes:
         """The chunk with the usage, if it was asked for."""
@@ -89,42 +148,63 @@ class ChatEvents:
             return b""
         return event({**self._head, "choices": [], "usage": usage.fields})
 
-    def _news(self, delta: CompletionOutput, content: str) -> bytes:
-        """The event of what is new; b"" if there is nothing to show yet."""
-        if self._prefixes is not None:
-            if not content:
-                return b""
-            return self._prefixes[delta.index] + orjson.dumps(content) + self._suffix
-        logprobs = self._form.logprobs(delta)
-        has_ids = self._form.head.has_token_ids and delta.token_ids
-        if not content and not logprobs and not has_ids:
-            return b""
-        choice: dict[str, Any] = {
-            "index": delta.index,
-            "delta": {"content": content},
-            "logprobs": None if logprobs is None else {"content": logprobs},
-            "finish_reason": None,
-        }
-        if self._form.head.has_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return self._event(choice)
+    def _content(self, index: int, text: str) -> bytes:
+        """The event of some content, where an event has nothing else."""
+        return self._content_prefixes[index] + orjson.dumps(text) + self._content_suffix
 
-    def _role(self, index: int) -> bytes:
-        delta = {"role": "assistant", "content": ""}
+    def _news(
+        self, delta: CompletionOutput, choice: _Streamed, news: list[dict[str, Any]]
+    ) -> bytes:
+        """The events of what is new; b"" if there is nothing to show yet."""
+        more: dict[str, Any] = {}
+        if (logprobs := self._form.logprobs(delta)) is not None:
+            more["logprobs"] = {"content": logprobs}
+        if self._form.head.has_token_ids:
+            more["token_ids"] = delta.token_ids
+        if not news and (logprobs or more.get("token_ids")):
+            news = [{}]  # tokens whose text is held back
+        if not news:
+            return b""
+        first = b"" if choice.has_begun else self._role(delta.index, choice, news)
+        for fields in news:
+            if "content" in fields:
+                choice.has_content = True
+            elif fields:
+                choice.has_more = True
+        chunks = [self._chunk(delta.index, news[0], **more)]
+        chunks += [self._chunk(delta.index, fields) for fields in news[1:]]
+        return first + b"".join(chunks)
+
+    def _role(self, index: int, choice: _Streamed, news: list[dict[str, Any]]) -> bytes:
+        """The first event of a choice; its content is null while that may stay so."""
+        choice.has_begun = True
+        choice.has_content = not news or "content" in news[0]
         more: dict[str, Any] = {}
         if not self._has_prompt_ids:
             self._has_prompt_ids = True
             more["prompt_token_ids"] = self._request.prompt.token_ids
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._event(choice, **more)
+        delta = {"role": "assistant", "content": "" if choice.has_content else None}
+        choice_fields = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._event(choice_fields, **more)
 
-    def _end(self, delta: CompletionOutput) -> bytes:
+    def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> bytes:  # noqa: ANN401
+        """An event with a delta."""
+        if self._is_plain:
+            return self._prefixes[index] + orjson.dumps(delta) + self._suffix
+        fields = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        if self._form.num_top is not None:
+            fields["logprobs"] = {"content": []}
+        if self._form.head.has_token_ids:
+            fields["token_ids"] = []
+        return self._event({**fields, **more})
+
+    def _end(self, delta: CompletionOutput, finish_reason: str) -> bytes:
         return self._event(
             {
                 "index": delta.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": delta.finish_reason,
+                "finish_reason": finish_reason,
                 "stop_reason": delta.stop_reason,
             }
         )
@@ -137,21 +217,62 @@ class ChatEvents:
         return event({**self._head, "choices": [choice], **more})
 
     def _prefix(self, index: int) -> bytes:
-        """An event up to its text, made once."""
+        """An event up to its delta, made once."""
         head = orjson.dumps(self._head)[:-1]
-        return b"data: %s,%s" % (head, b'"choices":[{"index":%d,"delta":{"content":' % index)
+        return b"data: %s,%s" % (head, b'"choices":[{"index":%d,"delta":' % index)
 
 
 @dataclass
 class _Choice:
     """One completion, as far as it has come."""
 
-    reader: Reader
+    speech: Speech
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list["_Call"] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+    def add(self, event: Event) -> None:
+        """Add what the text says next."""
+        match event:
+            case Content(text):
+                self.texts.append(text)
+            case Thought(text):
+                self.thoughts.append(text)
+            case CallBegun(_, call_id, name):
+                self.calls.append(_Call(call_id, name))
+            case Arguments(index, text):
+                self.calls[index].arguments.append(text)
+
+    def message(self, *, has_thoughts: bool) -> dict[str, Any]:
+        """What was said."""
+        is_null = not self.texts and (self.thoughts or self.calls)
+        content = None if is_null else "".join(self.texts)
+        found: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if has_thoughts:
+            thoughts = "".join(self.thoughts) or None
+            found |= {"reasoning_content": thoughts, "reasoning": thoughts}
+        if self.calls:
+            found["tool_calls"] = [call.fields for call in self.calls]
+        return found
+
+
+@dataclass
+class _Call:
+    """One call of a choice."""
+
+    id: str
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a message has them."""
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 class ChatWhole:
@@ -165,18 +286,18 @@ class ChatWhole:
     def __init__(self, form: ChatForm, request: Request) -> None:
         self._form = form
         self._request = request
-        self._choices = [_Choice(form.new_reader()) for _ in range(form.num_choices)]
+        self._choices = [_Choice(form.new_speech()) for _ in range(form.num_choices)]
 
     def push(self, number: int, delta: CompletionOutput) -> None:  # one prompt
         """Add a delta."""
         choice = self._choices[delta.index]
-        choice.texts.append(choice.reader.push(delta.text).content)
+        said = self._form.said(choice.speech, delta)
+        for each in said.events:
+            choice.add(each)
         if self._form.head.has_token_ids:
             choice.token_ids += delta.token_ids
         choice.logprobs += self._form.logprobs(delta) or []
-        if delta.finish_reason is not None:
-            choice.texts.append(choice.reader.end().content)
-            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        choice.finish_reason, choice.stop_reason = said.finish_reason, delta.stop_reason
 
     def body(self, usage: Usage) -> bytes:
         """The response as JSON."""
@@ -195,7 +316,7 @@ class ChatWhole:
     def _fields(self, index: int, choice: _Choice) -> dict[str, Any]:
         found: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+            "message": choice.message(has_thoughts=self._form.has_thoughts),
             "logprobs": None if self._form.num_top is None else {"content": choice.logprobs},
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,

@@ -1,19 +1,21 @@
 """ChatJob: a request to /v1/chat/completions.
 
-Owns what its fields mean. The template makes the prompt, and a reader finds what the answer says.
+Owns what its fields mean. The template makes the prompt, and the server's parsers read the answer.
 """
 
 from functools import cached_property
 from typing import Any
 
-from nv_engine import SamplingParams
+from nv_engine import SamplingParams, StructuredOutputsParams
 from nv_engine.values import shown
 
 from nv_api.conversation import Rendering
 from nv_api.prompts import TokenPrompt
+from nv_api.said import Place
 from nv_api.server.answers.chat import ChatEvents, ChatForm, ChatWhole
 from nv_api.server.answers.form import Head
-from nv_api.server.errors import invalid, refusals, unsupported
+from nv_api.server.demand import demand_of, own_demand
+from nv_api.server.errors import ApiError, invalid, refusals, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.jobs.job import ignored_fields
 from nv_api.server.messages import check_rendered, conversation
@@ -21,11 +23,11 @@ from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.chat import ChatRequest
 from nv_api.server.sampling import sampling_params
 from nv_api.server.service import Service
+from nv_api.server.tools import tools_of
 
 LACKING = ("audio", "web_search_options", "functions", "function_call")
 """Fields that ask for what is not built."""
 INSTEAD = {"functions": "use tools", "function_call": "use tool_choice"}
-FREE_CHOICES = ("none", "auto")
 
 
 class ChatJob:
@@ -56,6 +58,9 @@ class ChatJob:
         self._num_top = _num_top(asked)
         self._messages = conversation(asked.messages)
         self._rendering = _rendering(asked)
+        self._tools = tools_of(asked)
+        self._demand = demand_of(asked, self._tools, service.parsers, service.options)
+        self._sent: StructuredOutputsParams | None = None
         self.is_streamed = bool(asked.stream)
         self.ignored = ignored_fields(asked)
         self.params = self._params()
@@ -66,7 +71,27 @@ class ChatJob:
         with refusals("messages"):
             prompt = await self._service.llm.chat_prompt(self._messages, self._rendering)
         check_rendered(self._messages, prompt)
-        return [prompt._replace(cache_salt=self._asked.cache_salt)]
+        salted = prompt._replace(cache_salt=self._asked.cache_salt)
+        return [self._service.parsers.placed(salted)]
+
+    def params_of(self, prompt: TokenPrompt) -> SamplingParams:
+        """With the form that the answer must have, which begins after its thought."""
+        place = prompt.place or Place.AFTER
+        own = self.params.structured_outputs
+        if own is not None and place is not Place.AFTER:
+            self._demand = own_demand(own)
+        if self._demand is None:
+            return self.params
+        params = self.params.clone()
+        self._sent = self._demand.params(place, self._service.parsers.tags)
+        params.structured_outputs = self._sent
+        return params
+
+    async def explained(self, error: ApiError) -> ApiError:
+        """With the name of the field whose schema is wrong."""
+        if self._demand is None or self._sent is None:
+            return error
+        return await self._demand.explained(error, self._sent)
 
     def events(self, generation: Generation) -> ChatEvents:
         """The streamed answer."""
@@ -79,11 +104,15 @@ class ChatJob:
         return ChatWhole(self._form(request.prompt), request)
 
     def _form(self, prompt: TokenPrompt) -> ChatForm:
+        parsers, functions = self._service.parsers, [*self._tools.functions.values()]
+        has_thoughts = parsers.thoughts is not None and self._asked.include_reasoning is not False
         return ChatForm(
             head=self._head,
             names=self._names,
             num_top=self._num_top,
-            new_reader=lambda: self._service.make_reader(prompt),
+            new_speech=lambda: parsers.speech(prompt, functions),
+            has_thoughts=has_thoughts,
+            reason_of_calls=self._tools.finish_reason,
             num_choices=self.params.n,
         )
 
@@ -174,23 +203,3 @@ def _check_built(asked: ChatRequest) -> None:
         raise unsupported(
             f"modalities is {shown(asked.modalities)}: only ['text'] is built", "modalities"
         )
-    _check_tool_choice(asked)
-
-
-def _check_tool_choice(asked: ChatRequest) -> None:
-    choice = asked.tool_choice
-    if choice is None or choice in FREE_CHOICES:
-        return
-    if choice != "required" and not isinstance(choice, dict):
-        raise invalid(
-            f"tool_choice is {shown(choice)}: it must be none, auto, required or an object with a "
-            "function's name",
-            "tool_choice",
-        )
-    if not asked.tools:
-        raise invalid(
-            f"tool_choice is {shown(choice)} and there are no tools: give tools", "tool_choice"
-        )
-    raise unsupported(
-        f"tool_choice={shown(choice)} is not built yet: use auto or none", "tool_choice"
-    )

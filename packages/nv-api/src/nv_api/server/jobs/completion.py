@@ -11,9 +11,12 @@ from nv_engine import SamplingParams
 from nv_engine.values import shown
 
 from nv_api.prompts import Prompt, PromptLike, TokenPrompt, prompt_list
+from nv_api.said import Place
+from nv_api.said.forms import Tags
 from nv_api.server.answers.completion import CompletionEvents, CompletionForm, CompletionWhole
 from nv_api.server.answers.form import Head
-from nv_api.server.errors import invalid, refusals, unsupported
+from nv_api.server.demand import response_demand
+from nv_api.server.errors import ApiError, invalid, refusals, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.jobs.job import ignored_fields
 from nv_api.server.probabilities import TokenNames
@@ -54,6 +57,7 @@ class CompletionJob:
         self._is_only_echo = asked.max_tokens == 0 and bool(asked.echo)
         self.is_streamed = bool(asked.stream)
         self.ignored = ignored_fields(asked)
+        self._demand = response_demand(asked, service.options)
         self.params = self._params()
         self.num_sequences = len(self._prompts) * self.params.n
 
@@ -65,6 +69,17 @@ class CompletionJob:
             else:
                 prompts = await self._service.llm.tokenize([_like(each) for each in self._prompts])
         return [prompt._replace(cache_salt=self._asked.cache_salt) for prompt in prompts]
+
+    def params_of(self, prompt: TokenPrompt) -> SamplingParams:
+        """Those of every prompt."""
+        return self.params
+
+    async def explained(self, error: ApiError) -> ApiError:
+        """With the name response_format, if that is wrong."""
+        sent = self.params.structured_outputs
+        if self._demand is None or sent is None:
+            return error
+        return await self._demand.explained(error, sent)
 
     def events(self, generation: Generation) -> CompletionEvents:
         """The streamed answer."""
@@ -98,7 +113,7 @@ class CompletionJob:
         of_the_prompt = asked.prompt_logprobs
         if asked.echo and asked.logprobs is not None and of_the_prompt is None:
             of_the_prompt = asked.logprobs
-        return sampling_params(
+        params = sampling_params(
             asked,
             self._service.default_params,
             self._service.options,
@@ -106,6 +121,9 @@ class CompletionJob:
             logprobs=asked.logprobs,
             prompt_logprobs=of_the_prompt,
         )
+        if self._demand is not None:
+            params.structured_outputs = self._demand.params(Place.AFTER, Tags())
+        return params
 
     def _without_special_tokens(self) -> list[TokenPrompt]:
         """The same, without the tokenizer's first and last special tokens."""

@@ -10,6 +10,7 @@ from nv_engine import SamplingParams
 
 from nv_api.prompts import TokenPrompt
 from nv_api.server.answers.form import Events, Whole
+from nv_api.server.errors import ApiError
 from nv_api.server.generation import Generation
 from nv_api.server.protocol.fields import Asked
 from nv_api.server.sampling import KNOWN_ELSEWHERE
@@ -27,7 +28,7 @@ class Job(Protocol):
 
     @property
     def params(self) -> SamplingParams:
-        """Of each prompt; max_tokens None is the rest of the context."""
+        """As the request has them; max_tokens None is the rest of the context."""
 
     @property
     def is_streamed(self) -> bool:
@@ -39,6 +40,16 @@ class Job(Protocol):
 
     async def prompts(self) -> list[TokenPrompt]:
         """The prompts, tokenized."""
+
+    def params_of(self, prompt: TokenPrompt) -> SamplingParams:
+        """The parameters of one prompt, which may have a form that depends on it.
+
+        Raises:
+            ApiError: 400, the form is not one.
+        """
+
+    async def explained(self, error: ApiError) -> ApiError:
+        """A refusal of the engine, with the field of the request that is wrong."""
 
     def events(self, generation: Generation) -> Events:
         """The streamed answer."""

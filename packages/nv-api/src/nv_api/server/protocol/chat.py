@@ -136,12 +136,33 @@ class ChoiceLogprobs(Given):
     content: list[TokenLogprob]
 
 
+class CalledFunction(Given):
+    """A function, and the JSON text of what it is called with."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Given):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(Given):
     """The answer."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    """None: it is calls or thoughts alone."""
     refusal: None = None
+    reasoning_content: str | None = None
+    """The model's thoughts; the field is there if the server finds them."""
+    reasoning: str | None = None
+    """The same."""
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Given):
@@ -168,11 +189,30 @@ class ChatResponse(Given):
     prompt_token_ids: list[int] | None = None
 
 
+class FunctionDelta(Given):
+    """What is new of a function that is called: its name comes first, and whole."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Given):
+    """What is new of a call: only the first has its id and type."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class ChatDelta(Given):
     """What is new of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Given):

@@ -1,0 +1,86 @@
+"""Parsers: what one server reads in the texts of its model.
+
+Owns which parsers there are: those of the options, or those that the chat template asks for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from nv_api.prompts import TokenPrompt
+from nv_api.said import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    Function,
+    Place,
+    Speech,
+    ToolCalls,
+    reasoning_parser,
+    tool_call_parser,
+)
+from nv_api.said.forms import Tags
+from nv_api.said.qwen3 import Qwen3Thoughts
+from nv_api.said.tool_calls import Dialect
+from nv_api.server.options import OFF, ServeOptions
+from nv_api.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """The parsers of one model.
+
+    Attributes:
+        thoughts: None: the model does not reason, or its thoughts are content.
+        dialect: of its calls; None: it calls no functions.
+        tags: of its tokenizer.
+    """
+
+    thoughts: type[Qwen3Thoughts] | None
+    dialect: type[Dialect] | None
+    tags: Tags
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer | None, options: ServeOptions) -> "Parsers":
+        """Those of a model that is loaded."""
+        template = _template(tokenizer)
+        thoughts, calls = options.reasoning_parser, options.tool_call_parser
+        return cls(
+            None if thoughts == OFF else reasoning_parser(thoughts, template),
+            None if calls == OFF else tool_call_parser(calls, template),
+            Tags(() if tokenizer is None else tokenizer.backend.get_added_vocab()),
+        )
+
+    def __str__(self) -> str:
+        """For the log: the names of the parsers."""
+        thoughts = _name(REASONING_PARSERS, self.thoughts)
+        return f"thoughts of {thoughts}, calls of {_name(TOOL_CALL_PARSERS, self.dialect)}"
+
+    def placed(self, prompt: TokenPrompt) -> TokenPrompt:
+        """A rendered conversation, with the place where its answer begins."""
+        if self.thoughts is None:
+            return prompt
+        return prompt._replace(place=self.thoughts.place_after(prompt.text or ""))
+
+    def speech(self, prompt: TokenPrompt, functions: Sequence[Function]) -> Speech:
+        """A reader of one answer to a prompt that has its place.
+
+        Args:
+            prompt: the prompt.
+            functions: those that the answer may call; none: tags of calls are content.
+        """
+        thoughts = calls = None
+        if self.thoughts is not None and prompt.place not in (None, Place.AFTER):
+            thoughts = self.thoughts(prompt.place)
+        if self.dialect is not None and functions:
+            calls = ToolCalls(self.dialect, functions)
+        return Speech(thoughts, calls)
+
+
+def _name(parsers: Mapping[str, object], parser: object) -> str:
+    """The name of a parser."""
+    return next((name for name, each in parsers.items() if each is parser), OFF)
+
+
+def _template(tokenizer: Tokenizer | None) -> str | None:
+    """The chat template; of several by name, all of them."""
+    found = None if tokenizer is None else tokenizer.backend.chat_template
+    return "\n".join(found.values()) if isinstance(found, dict) else found
