@@ -1,9 +1,17 @@
 """The parts of a draw: uniform number, tile statistics, inversion.
 
-The definition is docs/architecture.md, "The draw". A row's vocabulary is split into tiles of TILE
-tokens and groups of GROUP tiles. Their sizes are fixed, so that a row's draw does not depend on the
-number of rows. The maximum of each tile and its mass relative to that maximum are enough to find
-the drawn group and in it the drawn tile; then only that tile is read again.
+The definition is `sampling.draw`. A row's vocabulary is split into tiles of TILE tokens and groups
+of GROUP tiles. Their sizes are fixed, so that a row's draw does not depend on the number of rows.
+With s = log2(e) / T, h the row's maximum and W the sum of all w_i:
+
+    w_i = 2^((x_i - h) s)                      mass of id i
+    m_t = max of x_i in tile t                 n_t = sum of 2^((x_i - m_t) s) in tile t
+    W_t = n_t 2^((m_t - h) s)                  mass of tile t, from its two statistics
+
+The token is the first id at which w_0 + ... + w_i exceeds u W. That is an inversion in three
+levels: the first group at which the summed W_t exceed u W, with u' = (u W - mass before it) / (its
+mass); the first tile in it for u', which gives u''; the first id in the tile for u''. The masses of
+the last level are relative to m_t, a factor that cancels. Only the drawn tile is read again.
 
 Owns device functions and the two kernels of a draw without filters.
 """

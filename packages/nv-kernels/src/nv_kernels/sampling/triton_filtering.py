@@ -1,9 +1,15 @@
-"""Top-k, top-p and min-p without a sort, one program per row. docs/architecture.md, "The draw".
+"""Top-k, top-p and min-p without a sort, one program per row. The definition is `sampling.draw`.
 
-min-p keeps the logits above a bound that follows from the row's maximum. top-k keeps the logits
-from the k-th largest on (triton_top_k.py), ties included. top-p draws a token and accepts it if the
-mass above its logit is less than p of the total. Otherwise the set shrinks to the tokens above it,
-and the draw is repeated. This is exact, and the number of passes does not grow with the vocabulary.
+With w_i as in triton_draw.py (1 for the row's maximum) and x_(k) the k-th largest logit
+(triton_top_k.py):
+
+    S_0 = {i: w_i >= min_p and x_i >= x_(k)}   ties with x_(k) included
+    t_r = the draw from S_r with number u_r    masses of ids outside S_r are 0
+    A   = sum of w_i over i in S_0 with x_i > x_(t_r)
+    accept t_r if A < p sum(S_0), or if x_(t_r) is the maximum; else S_(r+1) = {i: x_i > x_(t_r)}
+
+Each S_r contains all ids that would be accepted, so the draw from that nucleus is exact. The
+number of passes does not grow with the vocabulary.
 
 The mass above is first bounded by the masses of the tiles whose maximum is above the drawn logit. A
 pass over these tiles is needed only if the bound does not decide, and it ends as soon as it does.
