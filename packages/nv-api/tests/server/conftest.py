@@ -25,6 +25,19 @@ from nv_api.server.run import Listening, Server  # noqa: E402
 
 EOS = 256
 VOCAB_SIZE = 320
+SPEAKING_TEMPLATE = """\
+{%- if tools %}tools={{ tools | tojson }}
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{- m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- if m.tool_call_id %} ({{ m.tool_call_id }}){% endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+{%- endif %}"""
+"""Of a model that thinks and calls functions."""
 
 
 class ScriptedStream:
@@ -350,6 +363,12 @@ def events_of(text):
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.fixture
+def speaking(byte_level, monkeypatch):
+    """The tokenizer's chat template has thoughts and calls."""
+    monkeypatch.setattr(byte_level, "chat_template", SPEAKING_TEMPLATE)
 
 
 @pytest.fixture

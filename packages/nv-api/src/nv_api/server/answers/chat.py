@@ -11,7 +11,7 @@ import orjson
 
 from nv_api.outputs import CompletionOutput
 from nv_api.request import Request
-from nv_api.server.answers.form import Head
+from nv_api.server.answers.form import EndsWithDone, Head
 from nv_api.server.generation import Usage
 from nv_api.server.probabilities import TokenNames, chat_logprobs, prompt_logprobs
 from nv_api.server.reader import Reader
@@ -45,7 +45,7 @@ class ChatForm:
         return chat_logprobs(delta.logprobs or [], self.num_top, self.names)
 
 
-class ChatEvents:
+class ChatEvents(EndsWithDone):
     """The events of a streamed chat.
 
     Args:
