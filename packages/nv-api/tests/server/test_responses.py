@@ -296,7 +296,7 @@ WRONG = [
     ("include", ["message.output_text.logprobs"], None),
     ("top_logprobs", 2, None),
     ("max_output_tokens", 0, None),
-    ("temperature", 3.5, None),
+    ("temperature", -1, None),
     ("top_p", 0, None),
     ("tools", [{"type": "web_search"}], "tools.0.type"),
     ("tools", [{"type": "function"}], "tools.0.name"),

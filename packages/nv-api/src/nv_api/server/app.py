@@ -26,13 +26,23 @@ from nv_api.server.llm import ServedLLM
 from nv_api.server.middleware.counting import Counting
 from nv_api.server.middleware.departures import Departures
 from nv_api.server.middleware.keys import Keys
-from nv_api.server.middleware.request_ids import RequestIds
+from nv_api.server.middleware.request_ids import RequestIds, id_headers
 from nv_api.server.options import ServeOptions
 from nv_api.server.protocol.chat import ChatChunk, ChatRequest
 from nv_api.server.protocol.completions import CompletionChunk, CompletionRequest
+from nv_api.server.protocol.messages import CountTokensRequest, MessageEvent, MessagesRequest
 from nv_api.server.protocol.responses import ResponseEvent, ResponsesRequest
 from nv_api.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from nv_api.server.routes import chat, completions, models, responses, status, tokenize, unsupported
+from nv_api.server.routes import (
+    chat,
+    completions,
+    messages,
+    models,
+    responses,
+    status,
+    tokenize,
+    unsupported,
+)
 from nv_api.server.service import LOGGER, Service
 
 BODIES: Sequence[type[BaseModel]] = (
@@ -42,6 +52,9 @@ BODIES: Sequence[type[BaseModel]] = (
     CompletionChunk,
     ResponsesRequest,
     ResponseEvent,
+    MessagesRequest,
+    MessageEvent,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -79,7 +92,7 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = service
-    for part in (chat, completions, responses, models, tokenize, status, unsupported):
+    for part in (chat, completions, responses, messages, models, tokenize, status, unsupported):
         app.include_router(part.router)
     app.add_api_route("/openapi.json", _describe, include_in_schema=False)
     return app
@@ -170,13 +183,13 @@ async def _show_nothing(request: Request, error: Exception) -> Response:
 
 async def _show_failure(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the traceback, the client the id to look for."""
-    request_id = request.state.request_id
+    request_id, names = request.state.request_id, id_headers(request.scope)
     LOGGER.error("%s: %s", request_id, type(error).__name__)
     shown = ApiError(
         500,
         SERVER,
         f"the server failed on request {request_id}: its log has the reason",
         code="internal_error",
-        headers={"x-request-id": request_id, "connection": "close"},
+        headers={"connection": "close"} | {name.decode(): request_id for name in names},
     )
     return error_response(shown, request.scope)

@@ -8,19 +8,14 @@ from typing import Any
 
 from nv_engine.values import shown
 
-from nv_api.prompts import TokenPrompt
 from nv_api.server.answers.responses import ResponseEvents, ResponseForm, ResponseWhole
-from nv_api.server.body import checked
-from nv_api.server.errors import invalid, renamed, unsupported
+from nv_api.server.errors import invalid, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.items import messages_of
-from nv_api.server.jobs.chat import ChatJob
-from nv_api.server.jobs.job import ignored_fields
-from nv_api.server.protocol.chat import ChatRequest
+from nv_api.server.jobs.translated import Translated
 from nv_api.server.protocol.fields import Json
 from nv_api.server.protocol.responses import ResponsesRequest
 from nv_api.server.service import Service
-from nv_api.server.speeches import new_speech
 
 NAMES = {
     "messages": "input",
@@ -50,7 +45,7 @@ INCLUDABLE = ("reasoning.encrypted_content",)
 """Entries of `include` that are accepted without effect."""
 
 
-class ResponsesJob:
+class ResponsesJob(Translated):
     """A conversation to continue.
 
     Args:
@@ -62,25 +57,12 @@ class ResponsesJob:
         ApiError: 400 or 404, a field is wrong.
     """
 
-    num_sequences = 1
-
     def __init__(self, asked: ResponsesRequest, service: Service, request_id: str) -> None:
         _check_built(asked)
+        super().__init__(asked, _chat(asked), NAMES, service, request_id)
         self._asked = asked
-        self._service = service
         self._name = request_id
         self._created_at = int(time.time())
-        with renamed(NAMES):
-            self._chat = _chat(asked)
-            self._job = ChatJob(self._chat, service, request_id)
-        self.params = self._job.params
-        self.is_streamed = bool(asked.stream)
-        self.ignored = ignored_fields(asked)
-
-    async def prompts(self) -> list[TokenPrompt]:
-        """The rendered conversation."""
-        with renamed(NAMES):
-            return await self._job.prompts()
 
     def events(self, generation: Generation) -> ResponseEvents:
         """The streamed answer."""
@@ -91,8 +73,7 @@ class ResponsesJob:
         return ResponseWhole(self._form(generation))
 
     def _form(self, generation: Generation) -> ResponseForm:
-        (request,) = generation.requests
-        speech = new_speech(self._chat, self._service, request.prompt)
+        speech = self.speech(generation)
         return ResponseForm(name=self._name, fields=self._fields(), speech=speech)
 
     def _fields(self) -> Json:
@@ -122,8 +103,8 @@ class ResponsesJob:
         }
 
 
-def _chat(asked: ResponsesRequest) -> ChatRequest:
-    """The same request as a chat."""
+def _chat(asked: ResponsesRequest) -> Json:
+    """The fields of the same request as a chat."""
     tools, choice = _choice(_tools(asked), asked.tool_choice)
     effort = asked.reasoning.effort if asked.reasoning else None
     kwargs = dict(asked.chat_template_kwargs or {})
@@ -139,7 +120,7 @@ def _chat(asked: ResponsesRequest) -> ChatRequest:
         "chat_template_kwargs": kwargs or None,
         "response_format": _format(asked.text.format if asked.text else None),
     }
-    return checked(ChatRequest, {name: v for name, v in fields.items() if v is not None})
+    return fields
 
 
 def _tools(asked: ResponsesRequest) -> list[Json] | None:
