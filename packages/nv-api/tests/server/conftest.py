@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import httpx
+import nv_api
 import pytest
 from nv_api.completion import Completion
 from nv_api.conversation import chat_prompt, conversation_list
@@ -242,6 +243,36 @@ class ScriptedLLM:
             if self.on_step is not None:
                 self.on_step(SimpleNamespace(num_prefill_tokens=0, num_decode_tokens=1))
         self.stepping = None
+
+
+class BatchLLM(ScriptedLLM):
+    """A ScriptedLLM that is made as `AsyncLLM` is; at most `most` sequences were in flight."""
+
+    most = 0
+    is_closed = False
+
+    def __init__(self, model, **options):
+        super().__init__(self.tokenizer, **self.script)
+        self.model, self.options = model, options
+        self.made.append(self)
+
+    async def submit(self, prompt, params):
+        stream = await super().submit(prompt, params)
+        self.most = max(self.most, len(self.running) + len(self.waiting))
+        return stream
+
+    async def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def llms(monkeypatch, byte_level):
+    """The class of `AsyncLLM`: `made` are its models, `script` is of the next one."""
+    for name, value in ("made", []), ("script", {}), ("tokenizer", Tokenizer(byte_level)):
+        monkeypatch.setattr(BatchLLM, name, value, raising=False)
+    monkeypatch.setattr(nv_api, "AsyncLLM", BatchLLM)
+    yield BatchLLM
+    assert all(llm.is_closed and not llm.running for llm in BatchLLM.made)
 
 
 @dataclass
