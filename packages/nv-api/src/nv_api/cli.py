@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,6 +41,8 @@ ENGINE_OPTIONS = (
     "kv_cache_dtype",
     "enforce_eager",
 )
+MAX_SEQUENCES = 2**31 - 1
+"""That may wait in a batch: its own number of lines in flight is the limit."""
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 app = typer.Typer(
@@ -256,12 +259,8 @@ def serve(
     Other options are those of `LLM` (such as --max-num-seqs 64).
     """
     with _errors_as_sentences():
-        try:
+        with _server_extra("nv serve"):
             from nv_api.server.run import Listening, run  # noqa: PLC0415  # an extra
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f'nv serve needs {error.name}: pip install "nv-api[server]"'
-            ) from error
         from nv_api.server.options import ServeOptions, byte_size  # noqa: PLC0415
 
         options = ServeOptions(
@@ -310,6 +309,49 @@ def _override(model: str, text: str) -> dict[str, Any]:
     return {**(DEMO_CHAT if model == DEMO else {}), **given}
 
 
+@app.command(
+    "run-batch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def run_batch(
+    context: typer.Context,
+    *,
+    input_file: Annotated[
+        Path, typer.Option("--input-file", "-i", help="Requests, in OpenAI's batch format.")
+    ],
+    output_file: Annotated[
+        Path, typer.Option("--output-file", "-o", help="Results; those that it has are kept.")
+    ],
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, hub name or demo.")] = DEMO,
+    concurrency: Annotated[int, typer.Option(help="Most lines in flight.")] = 256,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="A name of the model; several may be given.")
+    ] = None,
+    generation_config: Annotated[
+        str, typer.Option(help="nv: the checkpoint's recommendation is not used.")
+    ] = "auto",
+) -> None:
+    """Answer the requests of a file with MODEL. Run it again after a stop: it goes on.
+
+    Other options are those of `LLM` (such as --max-num-seqs 64).
+    """
+    with _errors_as_sentences():
+        with _server_extra("nv run-batch"):
+            from nv_api.server.batch.run import Batch, run  # noqa: PLC0415  # an extra
+        from nv_api.server.options import MAX_SECONDS, ServeOptions  # noqa: PLC0415
+
+        options = ServeOptions(
+            model=model,
+            served_model_name=tuple(served_model_name or ()),
+            generation_config=generation_config,
+            max_queue=MAX_SEQUENCES,
+            request_timeout=MAX_SECONDS,
+        )
+        batch = Batch(input_file=input_file, output_file=output_file, concurrency=concurrency)
+        counts, code = run(model, options_of(context.args), options, batch)
+        typer.echo(f"nv: {counts}", err=True)
+    raise typer.Exit(code)
+
+
 def options_of(arguments: list[str]) -> dict[str, Any]:
     """Options of `LLM` from a command line: "--max-num-seqs 64" is {"max_num_seqs": 64}.
 
@@ -342,6 +384,15 @@ def _value(word: str) -> object:
         return json.loads(word)
     except ValueError:
         return word
+
+
+@contextmanager
+def _server_extra(command: str) -> Iterator[None]:
+    """Name the extra that a command needs if it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ImportError(f'{command} needs {error.name}: pip install "nv-api[server]"') from error
 
 
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import nv_api
 import nv_api.async_llm
 import pytest
 import torch
@@ -45,6 +46,19 @@ TEMPLATE = (
     "{% elif opens_thought %}<think>\n{% endif %}"
 )
 """As Qwen3's, which may also open the thought itself."""
+SPEAKING_TEMPLATE = """\
+{%- if tools %}tools={{ tools | tojson }}
+{% endif %}
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{{- m.content }}
+{%- for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
+{%- if m.tool_call_id %} ({{ m.tool_call_id }}){% endif %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+{%- endif %}"""
+"""Of a model that thinks and calls functions."""
 
 
 class ScriptedStream:
@@ -251,6 +265,36 @@ class ScriptedLLM:
         self.stepping = None
 
 
+class BatchLLM(ScriptedLLM):
+    """A ScriptedLLM that is made as `AsyncLLM` is; at most `most` sequences were in flight."""
+
+    most = 0
+    is_closed = False
+
+    def __init__(self, model, **options):
+        super().__init__(self.tokenizer, **self.script)
+        self.model, self.options = model, options
+        self.made.append(self)
+
+    async def submit(self, prompt, params):
+        stream = await super().submit(prompt, params)
+        self.most = max(self.most, len(self.running) + len(self.waiting))
+        return stream
+
+    async def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def llms(monkeypatch, byte_level):
+    """The class of `AsyncLLM`: `made` are its models, `script` is of the next one."""
+    for name, value in ("made", []), ("script", {}), ("tokenizer", Tokenizer(byte_level)):
+        monkeypatch.setattr(BatchLLM, name, value, raising=False)
+    monkeypatch.setattr(nv_api, "AsyncLLM", BatchLLM)
+    yield BatchLLM
+    assert all(llm.is_closed and not llm.running for llm in BatchLLM.made)
+
+
 @dataclass
 class Served:
     """A server in a thread, and a client of it."""
@@ -425,6 +469,12 @@ def events_of(text):
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.fixture
+def speaking(byte_level, monkeypatch):
+    """The tokenizer's chat template has thoughts and calls."""
+    monkeypatch.setattr(byte_level, "chat_template", SPEAKING_TEMPLATE)
 
 
 @pytest.fixture(scope="session")

@@ -265,7 +265,8 @@ def test_openapi_names_every_route(serve):
         "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/tokenizer_info",
         "/v1/models", "/v1/models/{name}", "/health", "/ready", "/version", "/load", "/metrics",
         "/", "/page/defaults",
-        "/v1/embeddings", "/v1/rerank", "/v1/score",
+        "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/responses", "/v1/messages",
+        "/v1/messages/count_tokens",
     } == schema["paths"].keys()  # fmt: skip
     text = str(schema)
     for name in text.split("'#/components/schemas/")[1:]:

@@ -96,15 +96,15 @@ class Answer(Response):
         try:
             await generation.run(take)
         except ApiError as error:
-            await stream.fail(error)
+            await stream.end(events.fail(error) + events.closing)
         except asyncio.CancelledError:
             reason = guard.take_back()
             if guard.is_deaf:
                 guard.hang_up()
             else:
-                await stream.fail(reason)
+                await stream.end(events.fail(reason) + events.closing)
         else:
-            await stream.end(events.end(generation.usage()))
+            await stream.end(events.end(generation.usage()) + events.closing)
         finally:
             if ping is not None:
                 ping.cancel()

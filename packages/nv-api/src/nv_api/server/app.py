@@ -20,17 +20,30 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from nv_api.server.envelopes import error_response
 from nv_api.server.errors import INVALID, SERVER, ApiError, invalid
 from nv_api.server.llm import ServedLLM
 from nv_api.server.middleware.counting import Counting
 from nv_api.server.middleware.departures import Departures
 from nv_api.server.middleware.keys import Keys
-from nv_api.server.middleware.request_ids import RequestIds
+from nv_api.server.middleware.request_ids import RequestIds, id_headers
 from nv_api.server.options import ServeOptions
 from nv_api.server.protocol.chat import ChatChunk, ChatRequest
 from nv_api.server.protocol.completions import CompletionChunk, CompletionRequest
+from nv_api.server.protocol.messages import CountTokensRequest, MessageEvent, MessagesRequest
+from nv_api.server.protocol.responses import ResponseEvent, ResponsesRequest
 from nv_api.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from nv_api.server.routes import chat, completions, models, page, status, tokenize, unsupported
+from nv_api.server.routes import (
+    chat,
+    completions,
+    messages,
+    models,
+    page,
+    responses,
+    status,
+    tokenize,
+    unsupported,
+)
 from nv_api.server.service import LOGGER, Service
 
 BODIES: Sequence[type[BaseModel]] = (
@@ -38,6 +51,11 @@ BODIES: Sequence[type[BaseModel]] = (
     ChatChunk,
     CompletionRequest,
     CompletionChunk,
+    ResponsesRequest,
+    ResponseEvent,
+    MessagesRequest,
+    MessageEvent,
+    CountTokensRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -75,7 +93,10 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = service
-    for part in (chat, completions, models, tokenize, status, unsupported, page):
+    parts = (
+        chat, completions, responses, messages, models, tokenize, status, unsupported, page,
+    )  # fmt: skip
+    for part in parts:
         app.include_router(part.router)
     app.add_api_route("/openapi.json", _describe, include_in_schema=False)
     return app
@@ -135,7 +156,7 @@ def _schema(app: FastAPI) -> dict[str, Any]:
 async def _show(request: Request, error: Exception) -> Response:
     """An error of ours."""
     assert isinstance(error, ApiError)
-    return error.response()
+    return error_response(error, request.scope)
 
 
 async def _show_http(request: Request, error: Exception) -> Response:
@@ -147,14 +168,16 @@ async def _show_http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         message = f"{request.url.path} does not take {request.method}: /openapi.json has its method"
     headers = dict(error.headers or {})
-    return ApiError(error.status_code, INVALID, message, headers=headers).response()
+    shown = ApiError(error.status_code, INVALID, message, headers=headers)
+    return error_response(shown, request.scope)
 
 
 async def _show_wrong_path(request: Request, error: Exception) -> Response:
     """A parameter of a path that FastAPI refuses."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    return invalid(str(first["msg"]), ".".join(map(str, first["loc"]))).response()
+    shown = invalid(str(first["msg"]), ".".join(map(str, first["loc"])))
+    return error_response(shown, request.scope)
 
 
 async def _show_nothing(request: Request, error: Exception) -> Response:
@@ -164,17 +187,13 @@ async def _show_nothing(request: Request, error: Exception) -> Response:
 
 async def _show_failure(request: Request, error: Exception) -> Response:
     """A fault of ours: the log has the traceback, the client the id to look for."""
-    request_id = request.state.request_id
+    request_id, names = request.state.request_id, id_headers(request.scope)
     LOGGER.error("%s: %s", request_id, type(error).__name__)
-    body = ApiError(
+    shown = ApiError(
         500,
         SERVER,
         f"the server failed on request {request_id}: its log has the reason",
         code="internal_error",
-    ).body
-    return Response(
-        body,
-        500,
-        {"x-request-id": request_id, "connection": "close"},
-        media_type="application/json",
+        headers={"connection": "close"} | {name.decode(): request_id for name in names},
     )
+    return error_response(shown, request.scope)

@@ -28,7 +28,7 @@ async def read_body(request: Request, model: type[Model], max_bytes: int) -> Mod
     """
     _check_type(request)
     content = await _read(request, max_bytes)
-    return _checked(model, _parsed(content))
+    return checked(model, _parsed(content))
 
 
 def _check_type(request: Request) -> None:
@@ -126,7 +126,12 @@ def _check_nulls(value: object, place: str) -> None:
                 _check_nulls(member, f"{place}.{index}")
 
 
-def _checked(model: type[Model], value: dict[str, Any]) -> Model:
+def checked(model: type[Model], value: dict[str, Any]) -> Model:
+    """A JSON object as a model.
+
+    Raises:
+        ApiError: 400 that names the first field that is wrong.
+    """
     try:
         return model.model_validate(value)
     except ValidationError as error:

@@ -1,16 +1,13 @@
 """Errors of the server: what a client gets in place of an answer.
 
 Owns the envelope `{"error": {message, type, param, code}}`, and the status of each kind of error.
-Never logs one.
+Never logs one, and never makes a response (`envelopes.py`).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-
-import orjson
-from starlette.responses import Response
 
 INVALID, AUTHENTICATION, RATE, UNAVAILABLE, SERVER = (
     "invalid_request_error",
@@ -67,14 +64,23 @@ class ApiError(Exception):
             }
         }
 
-    @property
-    def body(self) -> bytes:
-        """The body as JSON."""
-        return orjson.dumps(self.envelope)
-
-    def response(self) -> Response:
-        """The whole response."""
-        return Response(self.body, self.status, self.headers, media_type="application/json")
+    def renamed(self, names: Mapping[str, str]) -> "ApiError":
+        """The same error for a client that knows fields by other names."""
+        first, dot, rest = (self.param or "").partition(".")
+        new = names.get(first)
+        if new is None:
+            return self
+        message = self.message
+        if message.startswith(first):
+            message = new + message.removeprefix(first)
+        return ApiError(
+            self.status,
+            self.kind,
+            message,
+            param=new + dot + rest,
+            code=self.code,
+            headers=self.headers,
+        )
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -129,6 +135,19 @@ def _field_of(sentence: str, otherwise: str | None) -> str | None:
     found = _FIRST_WORD.match(sentence)
     name = found[1] if found else ""
     return name if "_" in name or name in _SHORT_NAMES else otherwise
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields of errors as another dialect does.
+
+    Args:
+        names: a field's name there, by its name in /v1/chat/completions.
+    """
+    try:
+        yield
+    except ApiError as error:
+        raise error.renamed(names) from error
 
 
 _SHORT_NAMES = frozenset({"n", "temperature", "seed", "stop", "logprobs"})

@@ -1,6 +1,6 @@
 """EventStream: server-sent events, written straight to the ASGI server.
 
-Owns the order of a stream: status and headers, events, `[DONE]` last. Never makes an event.
+Owns the order of a stream: status and headers, then events. Never makes an event.
 """
 
 import asyncio
@@ -8,8 +8,6 @@ from typing import Any
 
 import orjson
 from starlette.types import Send
-
-from nv_api.server.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -23,6 +21,11 @@ HEADERS = [
 def event(value: object) -> bytes:
     """One event: its JSON has no line end."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def named_event(name: str, value: object) -> bytes:
+    """One event that has a name besides its JSON."""
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), orjson.dumps(value))
 
 
 class EventStream:
@@ -47,13 +50,9 @@ class EventStream:
         self._num_writes += 1
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def end(self, events: bytes = b"") -> None:
+    async def end(self, events: bytes) -> None:
         """Send the last events and end the stream."""
-        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
-
-    async def fail(self, error: ApiError) -> None:
-        """Send an error in place of the rest."""
-        await self.end(event(error.envelope))
+        await self._send({"type": "http.response.body", "body": events, "more_body": False})
 
     async def ping(self, seconds: float) -> Any:  # noqa: ANN401  # never returns
         """Write a comment whenever nothing else was written for so long."""

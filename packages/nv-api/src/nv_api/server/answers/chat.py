@@ -12,7 +12,7 @@ import orjson
 from nv_api.outputs import CompletionOutput
 from nv_api.request import Request
 from nv_api.said import Arguments, CallBegun, Content, Event, Speech, Thought
-from nv_api.server.answers.form import Head
+from nv_api.server.answers.form import EndsWithDone, Head
 from nv_api.server.generation import Usage
 from nv_api.server.probabilities import TokenNames, chat_logprobs, prompt_logprobs
 from nv_api.server.sse import event
@@ -95,7 +95,7 @@ class _Streamed:
     """It has thoughts or calls."""
 
 
-class ChatEvents:
+class ChatEvents(EndsWithDone):
     """The events of a streamed chat.
 
     Args:

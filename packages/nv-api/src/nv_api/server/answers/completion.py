@@ -11,7 +11,7 @@ import orjson
 
 from nv_api.outputs import CompletionOutput
 from nv_api.request import Request
-from nv_api.server.answers.form import Head
+from nv_api.server.answers.form import EndsWithDone, Head
 from nv_api.server.generation import Usage
 from nv_api.server.probabilities import CompletionColumns, TokenNames, prompt_logprobs
 from nv_api.server.sse import event
@@ -113,7 +113,7 @@ class Choices:
         return "" if tokenizer is None else tokenizer.decode(request.prompt.token_ids)
 
 
-class CompletionEvents:
+class CompletionEvents(EndsWithDone):
     """The events of streamed completions.
 
     Args:

@@ -1,11 +1,16 @@
-"""Forms: what every answer has: an id, a time, a model; and the protocols of its two kinds."""
+"""Forms: what every answer has: an id, a time, a model; and the protocols of its two kinds.
+
+Owns the end of a stream of chat and completions, too.
+"""
 
 import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nv_api.outputs import CompletionOutput
+from nv_api.server.errors import ApiError
 from nv_api.server.generation import Usage
+from nv_api.server.sse import DONE, event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +41,17 @@ class Head:
 class Events(Protocol):
     """The events of a streamed answer."""
 
+    closing: bytes
+    """The mark that ends the stream, after the last event."""
+
     def push(self, number: int, delta: CompletionOutput) -> bytes:
         """The events of what is new of a completion of a prompt; b"" if there is none yet."""
 
     def end(self, usage: Usage) -> bytes:
-        """The last events, before [DONE]."""
+        """The last events."""
+
+    def fail(self, error: ApiError) -> bytes:
+        """The last events, in place of the rest of the answer."""
 
 
 class Whole(Protocol):
@@ -51,3 +62,13 @@ class Whole(Protocol):
 
     def body(self, usage: Usage) -> bytes:
         """The response as JSON."""
+
+
+class EndsWithDone:
+    """The end of a stream of chat or completions: an error is an event, and `[DONE]` is last."""
+
+    closing = DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        """The error as an event."""
+        return event(error.envelope)

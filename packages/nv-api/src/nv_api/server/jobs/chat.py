@@ -11,7 +11,7 @@ from nv_engine.values import shown
 
 from nv_api.conversation import Rendering
 from nv_api.prompts import TokenPrompt
-from nv_api.said import Place
+from nv_api.said import Place, Speech
 from nv_api.server.answers.chat import ChatEvents, ChatForm, ChatWhole
 from nv_api.server.answers.form import Head
 from nv_api.server.demand import demand_of, own_demand
@@ -103,14 +103,18 @@ class ChatJob:
         (request,) = generation.requests
         return ChatWhole(self._form(request.prompt), request)
 
+    def speech(self, prompt: TokenPrompt) -> Speech:
+        """A reader of one completion of a rendered prompt."""
+        return self._service.parsers.speech(prompt, [*self._tools.functions.values()])
+
     def _form(self, prompt: TokenPrompt) -> ChatForm:
-        parsers, functions = self._service.parsers, [*self._tools.functions.values()]
+        parsers = self._service.parsers
         has_thoughts = parsers.thoughts is not None and self._asked.include_reasoning is not False
         return ChatForm(
             head=self._head,
             names=self._names,
             num_top=self._num_top,
-            new_speech=lambda: parsers.speech(prompt, functions),
+            new_speech=lambda: self.speech(prompt),
             has_thoughts=has_thoughts,
             reason_of_calls=self._tools.finish_reason,
             num_choices=self.params.n,

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nv_api.server.envelopes import error_response, path_of
 from nv_api.server.errors import AUTHENTICATION, ApiError
 
 OPEN = frozenset({"/", "/health", "/ready"})
@@ -29,7 +30,7 @@ class Keys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
-        if scope["type"] != "http" or _path(scope) in OPEN:
+        if scope["type"] != "http" or path_of(scope) in OPEN:
             await self._app(scope, receive, send)
             return
         given = _given(scope)
@@ -44,7 +45,7 @@ class Keys:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
-        await refused.response()(scope, receive, send)
+        await error_response(refused, scope)(scope, receive, send)
 
     def _is_known(self, given: bytes) -> bool:
         """Compare with every key, in a time that does not depend on how much of one fits."""
@@ -55,12 +56,6 @@ class Keys:
 def _digest(key: bytes) -> bytes:
     """All of one length, so that a comparison does not show a key's length."""
     return sha256(key).digest()
-
-
-def _path(scope: Scope) -> str:
-    """The path below the root path."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) or "/"
 
 
 def _given(scope: Scope) -> bytes | None:

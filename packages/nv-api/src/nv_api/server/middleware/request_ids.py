@@ -9,8 +9,17 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from nv_api.server.envelopes import speaks_anthropic
+
 HEADER = b"x-request-id"
+ANTHROPIC_HEADER = b"request-id"
+"""On Anthropic's routes, responses have the id under this name too."""
 _KEPT = re.compile(rb"[\w.:@/+=-]{1,128}", re.ASCII)
+
+
+def id_headers(scope: Scope) -> tuple[bytes, ...]:
+    """The names under which a response has the request's id."""
+    return (HEADER, ANTHROPIC_HEADER) if speaks_anthropic(scope) else (HEADER,)
 
 
 class RequestIds:
@@ -27,10 +36,12 @@ class RequestIds:
         given = next((value for name, value in scope["headers"] if name == HEADER), b"")
         kept = given if _KEPT.fullmatch(given) else uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = kept.decode()
+        names = id_headers(scope)
 
         async def named(message: Any) -> None:  # noqa: ANN401
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (HEADER, kept)]
+                more = [(name, kept) for name in names]
+                message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
         await self._app(scope, receive, named)

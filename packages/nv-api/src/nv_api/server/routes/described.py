@@ -24,11 +24,12 @@ OF_READS = (401, 500, 503)
 """Errors of routes without a body."""
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors(
+    *statuses: int, envelope: type[BaseModel] = ErrorEnvelope
+) -> dict[int | str, dict[str, Any]]:
     """The errors of a route."""
     return {
-        status: {"model": ErrorEnvelope, "description": ERRORS[status]}
-        for status in statuses or ERRORS
+        status: {"model": envelope, "description": ERRORS[status]} for status in statuses or ERRORS
     }
 
 
