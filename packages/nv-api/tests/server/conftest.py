@@ -472,7 +472,7 @@ def events_of(text):
 
 
 @pytest.fixture
-def speaking(byte_level, monkeypatch):
+def speaking_template(byte_level, monkeypatch):
     """The tokenizer's chat template has thoughts and calls."""
     monkeypatch.setattr(byte_level, "chat_template", SPEAKING_TEMPLATE)
 

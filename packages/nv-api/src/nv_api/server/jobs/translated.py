@@ -65,11 +65,7 @@ class Translated:
 
     async def explained(self, error: ApiError) -> ApiError:
         """A refusal of the engine, with the dialect's name of the field that is wrong."""
-        try:
-            with renamed(self._names):
-                raise await self._job.explained(error)
-        except ApiError as found:
-            return found
+        return (await self._job.explained(error)).renamed(self._names)
 
     def speech(self, generation: Generation) -> Speech:
         """A reader of the answer."""
