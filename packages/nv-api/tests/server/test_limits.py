@@ -274,13 +274,17 @@ def test_openapi_names_every_route(serve):
 
 def test_requests_are_logged_only_if_that_is_asked_for(serve, caplog):
     caplog.set_level("INFO", "nv")
-    serve().complete("xyzzy")
+    silent, ids, text = serve(), serve(log_requests="ids"), serve(log_requests="text")
+    silent.complete("xyzzy")
+    silent.until(silent.idle)
     assert "xyzzy" not in caplog.text
     assert "prompt tokens" not in caplog.text
-    serve(log_requests="ids").complete("xyzzy")
+    ids.complete("xyzzy")
+    ids.until(ids.idle)  # the line comes after the response
     assert "5 prompt tokens" in caplog.text
     assert "xyzzy" not in caplog.text
-    serve(log_requests="text").complete("xyzzy")
+    text.complete("xyzzy")
+    text.until(text.idle)
     assert "xyzzy" in caplog.text
 
 
