@@ -214,7 +214,7 @@ def test_a_head_unlike_the_embedding(tiny_checkpoint, write_gguf, tmp_path, shap
     with pytest.raises(ValueError, match="shape") as error:
         resolve(tmp_path / "m.gguf")
     assert str(error.value) == (
-        f"{tmp_path / 'm.gguf'}: output.weight has shape {list(shape)}, but must have that of "
+        f"{tmp_path / 'm.gguf'}: output.weight has shape {list(shape)}: it must have that of "
         "token_embd.weight, [320, 128]; download or convert the file again"
     )
 

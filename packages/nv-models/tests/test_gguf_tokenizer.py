@@ -230,15 +230,15 @@ def test_sentencepiece(tokenizer_of):
         ({**SENTENCEPIECE, "unknown_token_id": 900}, "unknown_token_id is 900: it must be"),
         (
             {**SENTENCEPIECE, "scores": with_at(SCORES, 7, math.nan)},
-            r"scores\[7\] is nan, but must",
+            r"scores\[7\] is nan: it must",
         ),
         (
             {**SENTENCEPIECE, "scores": with_at(SCORES, 0, math.inf)},
-            r"scores\[0\] is inf, but must",
+            r"scores\[0\] is inf: it must",
         ),
         (
             {**SENTENCEPIECE, "scores": with_at(SCORES, 319, -math.inf)},
-            r"scores\[319\] is -inf, but",
+            r"scores\[319\] is -inf: it must",
         ),
         (
             {"scores": with_at(SCORES, 3, math.nan)},
