@@ -34,7 +34,8 @@ model = load_model(sys.argv[1], dtype="bfloat16", parallel=TensorParallel(1, int
 done.set()
 watcher.join()
 weights = [w.values for m in model.modules() for w in vars(m).values() if isinstance(w, nk.Weight)]
-tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *weights)}
+# oneDNN's packed tensors share their memory with no other, and have no address
+tensors = {id(t) if t.is_mkldnn else t.data_ptr(): t for t in (*model.parameters(), *weights)}
 shards = sum(tensor.nbytes for tensor in tensors.values())
 print(json.dumps({"peak": max(peak, anonymous()) - before, "shards": shards}))
 """
