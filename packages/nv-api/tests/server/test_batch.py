@@ -12,8 +12,8 @@ from contextlib import closing
 
 import pytest
 from nv_api.cli import app
-from nv_api.server.batch.run import Batch, run
 from nv_api.server.batch.results import Results
+from nv_api.server.batch.run import Batch, run
 from nv_api.server.options import ServeOptions
 from typer.testing import CliRunner
 
