@@ -26,7 +26,7 @@ from nv_api.server.run import Listening, Server  # noqa: E402
 
 EOS = 256
 VOCAB_SIZE = 320
-SPEAKING_TEMPLATE = """\
+CALLING_TEMPLATE = """\
 {%- if tools %}tools={{ tools | tojson }}
 {% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
@@ -39,6 +39,12 @@ SPEAKING_TEMPLATE = """\
 {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
 {%- endif %}"""
 """Of a model that thinks and calls functions."""
+
+
+@pytest.fixture
+def calling(byte_level, monkeypatch):
+    """The tokenizer's chat template has thoughts and calls."""
+    monkeypatch.setattr(byte_level, "chat_template", CALLING_TEMPLATE)
 
 
 class ScriptedStream:
@@ -394,12 +400,6 @@ def events_of(text):
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-@pytest.fixture
-def speaking(byte_level, monkeypatch):
-    """The tokenizer's chat template has thoughts and calls."""
-    monkeypatch.setattr(byte_level, "chat_template", SPEAKING_TEMPLATE)
 
 
 @pytest.fixture

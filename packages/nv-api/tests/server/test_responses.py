@@ -22,7 +22,7 @@ SAID = f"<think>\nWhich city?\n</think>\n\nLet me look 🙂.\n{CALL}\n{CALL}"
 
 
 @pytest.fixture
-def says(serve, speaking):
+def says(serve, calling):
     """A server whose model says these texts."""
 
     def start(*texts, **options):
