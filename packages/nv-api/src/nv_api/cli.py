@@ -329,6 +329,14 @@ def run_batch(
     generation_config: Annotated[
         str, typer.Option(help="nv: the checkpoint's recommendation is not used.")
     ] = "auto",
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="Finds thoughts; none: off.", show_default="of the chat template"),
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="Finds calls of tools; none: off.", show_default="of the chat template"),
+    ] = None,
 ) -> None:
     """Answer the requests of a file with MODEL. Run it again after a stop: it goes on.
 
@@ -343,6 +351,9 @@ def run_batch(
             model=model,
             served_model_name=tuple(served_model_name or ()),
             generation_config=generation_config,
+            override_generation_config=_override(model, "{}"),
+            reasoning_parser=reasoning_parser,
+            tool_call_parser=tool_call_parser,
             max_queue=MAX_SEQUENCES,
             request_timeout=MAX_SECONDS,
         )

@@ -46,7 +46,7 @@ TEMPLATE = (
     "{% elif opens_thought %}<think>\n{% endif %}"
 )
 """As Qwen3's, which may also open the thought itself."""
-SPEAKING_TEMPLATE = """\
+CALLING_TEMPLATE = """\
 {%- if tools %}tools={{ tools | tojson }}
 {% endif %}
 {%- for m in messages %}<|im_start|>{{ m.role }}
@@ -59,6 +59,12 @@ SPEAKING_TEMPLATE = """\
 {% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
 {%- endif %}"""
 """Of a model that thinks and calls functions."""
+
+
+@pytest.fixture
+def calling(byte_level, monkeypatch):
+    """The tokenizer's chat template has thoughts and calls."""
+    monkeypatch.setattr(byte_level, "chat_template", CALLING_TEMPLATE)
 
 
 class ScriptedStream:
@@ -469,12 +475,6 @@ def events_of(text):
     assert lines[-1] == "data: [DONE]"
     assert all(line.startswith("data: ") and "\n" not in line for line in lines)
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-@pytest.fixture
-def speaking_template(byte_level, monkeypatch):
-    """The tokenizer's chat template has thoughts and calls."""
-    monkeypatch.setattr(byte_level, "chat_template", SPEAKING_TEMPLATE)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """`nv run-batch`: every line has one result, whatever ends a run."""
 
 import asyncio
-import fcntl
 import json
 import os
 import signal
@@ -9,9 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from nv_api.cli import app
+from nv_api.server.batch.results import Results
 from nv_api.server.batch.run import Batch, run
 from nv_api.server.options import ServeOptions
 from typer.testing import CliRunner
@@ -165,10 +166,8 @@ def test_a_file_with_something_else_stays_as_it_is(llms, files):
 def test_one_run_at_a_time_writes_a_file(llms, files):
     given, out = files
     write(given, [chat("a")])
-    with out.open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="another run writes"):
-            batch(files)
+    with closing(Results(out)), pytest.raises(ValueError, match="another run writes"):
+        batch(files)
     assert batch(files)[1] == 0
 
 

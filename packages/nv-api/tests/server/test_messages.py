@@ -26,7 +26,7 @@ USER = {"role": "user", "content": "ab"}
 
 
 @pytest.fixture
-def says(serve, speaking_template):
+def says(serve, calling):
     """A server whose model says these texts."""
 
     def start(*texts, script=None, **options):

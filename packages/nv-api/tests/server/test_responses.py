@@ -22,7 +22,7 @@ SAID = f"<think>\nWhich city?\n</think>\n\nLet me look 🙂.\n{CALL}\n{CALL}"
 
 
 @pytest.fixture
-def says(serve, speaking_template):
+def says(serve, calling):
     """A server whose model says these texts."""
 
     def start(*texts, **options):
@@ -194,6 +194,8 @@ def test_items_become_messages(says):
         {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "so"}]},
         {"type": "function_call", "call_id": "c3", "name": "weather", "arguments": "{}"},
         {"role": "assistant", "content": "a later turn"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "more"}]},
+        {"role": "assistant", "content": "the last"},
     ]  # fmt: skip
     call = '<tool_call>{{"name": "weather", "arguments": {}}}</tool_call>'
     text = prompt_of(says(), given, instructions="one")
@@ -206,6 +208,7 @@ def test_items_become_messages(says):
         "<|im_start|>tool\nsun (c2)<|im_end|>\n"
         "<|im_start|>assistant\n<think>so</think>" + call.format("{}") + "<|im_end|>\n"
         "<|im_start|>assistant\na later turn<|im_end|>\n"
+        "<|im_start|>assistant\n<think>more</think>the last<|im_end|>\n"
         "<|im_start|>assistant\n"
     )  # fmt: skip
 
