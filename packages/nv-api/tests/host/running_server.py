@@ -29,8 +29,8 @@ class RunningServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         assert self._is_made.wait(30)
-        self.until(lambda: self.llm.is_ready or self.llm.loss is not None, seconds=120)
-        assert self.llm.loss is None, self.llm.loss
+        self.until(lambda: self.llm.is_ready or not self._thread.is_alive(), seconds=120)
+        assert self.llm.is_ready, "the model cannot be loaded: the log has the reason"
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120)

@@ -56,7 +56,7 @@ class Answer(Response):
             except asyncio.CancelledError:
                 reason = guard.take_back()
                 if guard.is_deaf:
-                    guard.hang_up()
+                    await guard.hang_up()
                     return
                 raise reason from None
 
@@ -100,7 +100,7 @@ class Answer(Response):
         except asyncio.CancelledError:
             reason = guard.take_back()
             if guard.is_deaf:
-                guard.hang_up()
+                await guard.hang_up()
             else:
                 await stream.end(events.fail(reason) + events.closing)
         else:

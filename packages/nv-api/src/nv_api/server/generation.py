@@ -61,6 +61,7 @@ class Generation:
         self._llm = llm
         self._streams = streams
         self._params = params
+        self._metrics = metrics
         self._timings = [
             Timing(metrics, arrived_at, len(stream.request.prompt.token_ids), own.n)
             for stream, own in zip(streams, params, strict=True)
@@ -71,6 +72,8 @@ class Generation:
 
     def __exit__(self, *error: object) -> None:
         for stream in self._streams:
+            running = [each for each in stream.request.completions if not each.finished]
+            self._metrics.endings["abort"] += len(running)
             stream.abort()
 
     @property

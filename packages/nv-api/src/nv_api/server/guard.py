@@ -33,6 +33,7 @@ class Guard:
         self._task = asyncio.current_task()
         self._timers: list[asyncio.TimerHandle] = []
         self._writing_since: float | None = None
+        self._send: Send | None = None
         self.reason: ApiError | None = None
         self.is_deaf = False
 
@@ -74,6 +75,7 @@ class Guard:
 
     def watched(self, send: Send) -> Send:
         """The same `send`, with the write deadline."""
+        self._send = send
 
         async def write(message: Any) -> None:  # noqa: ANN401
             self._writing_since = self._loop.time()
@@ -82,11 +84,13 @@ class Guard:
 
         return write
 
-    def hang_up(self) -> None:
+    async def hang_up(self) -> None:
         """Close the connection without waiting for what the client has not read."""
         abort = self._scope.get("state", {}).get(ABORT)
-        if abort is not None:
+        if abort is not None and self._send is not None:
             abort()
+            # returns once the connection is gone; a response without an end is an error in the log
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _check_writing(self) -> None:
         """Interrupt a write that takes too long; otherwise look again later."""
