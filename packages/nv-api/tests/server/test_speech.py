@@ -138,13 +138,13 @@ def test_s17_parsers_can_be_turned_off(speak, events):
     say = Sayer(speak(reasoning_parser="none", tool_call_parser="none"), events)
     text = f"<think>hm</think>{CALL}"
     assert said(say(text, tools=TOOLS)) == [None, text, [], "stop"]
-    assert str(say.served.service.parsers) == "thoughts of none, calls of none"
+    assert str(say.served.service.parsers) == "thoughts none, tool calls none"
     refused = say.served.chat(tools=TOOLS, tool_choice="required")
     assert "--tool-call-parser" in refused.json()["error"]["message"]
 
 
 def test_s17_the_template_chooses_the_parsers(say):
-    assert str(say.served.service.parsers) == "thoughts of qwen3, calls of hermes"
+    assert str(say.served.service.parsers) == "thoughts qwen3, tool calls hermes"
 
 
 @pytest.mark.parametrize(

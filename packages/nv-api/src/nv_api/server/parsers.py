@@ -52,7 +52,7 @@ class Parsers:
     def __str__(self) -> str:
         """For the log: the names of the parsers."""
         thoughts = _name(REASONING_PARSERS, self.thoughts)
-        return f"thoughts of {thoughts}, calls of {_name(TOOL_CALL_PARSERS, self.dialect)}"
+        return f"thoughts {thoughts}, tool calls {_name(TOOL_CALL_PARSERS, self.dialect)}"
 
     def placed(self, prompt: TokenPrompt) -> TokenPrompt:
         """A rendered conversation, with the place where its answer begins."""

@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # the collector need not walk over what was loaded
         LOGGER.info("ready: %s serves %s", self._place, ", ".join(self._service.options.names))
-        LOGGER.info("it reads %s", self._service.parsers)
+        LOGGER.info("parsers: %s", self._service.parsers)
         LOGGER.info("fields that a request leaves out: %s", _shown(self._service.default_params))
 
     async def _watch(self) -> None:
