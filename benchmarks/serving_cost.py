@@ -5,7 +5,8 @@ steps at the pace of a card (`--step-ms`), so that tokens do not merge:
 
 - the engine alone, per step;
 - the engine in its host, per step: what the frames cost it;
-- the front end, per token: detokenizing, events, HTTP, all clients reading over a socket.
+- the front end, per token: detokenizing, events, HTTP, all clients reading over a socket; in user
+  and in system time, for writes to sockets are much of it.
 
 CPU time is counted and not wall time, which depends on what else the machine does.
 """
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import nv_api.async_llm
 from nv_api.host.process import HostProcess, serve
@@ -74,10 +76,25 @@ def run_server(model: str, num_streams: int) -> None:
     run(model, engine, options, Listening(port=int(os.environ[PORT])))
 
 
-def cpu_seconds(process_id: int) -> float:
-    """User and system time of a process and its threads."""
+class CPUTime(NamedTuple):
+    """CPU seconds of a process and its threads."""
+
+    user: float
+    system: float
+
+    def since(self, earlier: "CPUTime") -> "CPUTime":
+        return CPUTime(self.user - earlier.user, self.system - earlier.system)
+
+    @property
+    def whole(self) -> float:
+        return self.user + self.system
+
+
+def cpu_time(process_id: int) -> CPUTime:
+    """The CPU time of a process so far."""
     fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = os.sysconf("SC_CLK_TCK")
+    return CPUTime(int(fields[11]) / ticks, int(fields[12]) / ticks)
 
 
 def engine_alone(num_streams: int, num_tokens: int) -> float:
@@ -86,10 +103,10 @@ def engine_alone(num_streams: int, num_tokens: int) -> float:
     params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     for _ in range(num_streams):
         engine.add(EngineRequest(PROMPT, params))
-    began = cpu_seconds(os.getpid())
+    began = cpu_time(os.getpid())
     while engine.has_unfinished:
         engine.step()
-    return (cpu_seconds(os.getpid()) - began) / num_tokens * 1e6
+    return cpu_time(os.getpid()).since(began).whole / num_tokens * 1e6
 
 
 async def stream(port: int, num_tokens: int, route: str) -> tuple[int, int]:
@@ -134,16 +151,18 @@ async def served(
 ) -> dict[str, float]:
     """Figures of one run over HTTP."""
     await asyncio.gather(*(stream(port, 20, route) for _ in range(WARM_UP)))
-    before = cpu_seconds(front), cpu_seconds(host)
+    before = cpu_time(front), cpu_time(host)
     began = time.monotonic()
     runs = [stream(port, args.tokens, route) for _ in range(args.streams)]
     read = await asyncio.gather(*runs)
     seconds = time.monotonic() - began
-    after = cpu_seconds(front), cpu_seconds(host)
+    of_front, of_host = cpu_time(front).since(before[0]), cpu_time(host).since(before[1])
     num_tokens = args.streams * args.tokens
     return {
-        "front_end_us_per_token": round((after[0] - before[0]) / num_tokens * 1e6, 2),
-        "host_us_per_step": round((after[1] - before[1]) / args.tokens * 1e6, 1),
+        "front_end_us_per_token": round(of_front.whole / num_tokens * 1e6, 2),
+        "front_end_user_us_per_token": round(of_front.user / num_tokens * 1e6, 2),
+        "front_end_system_us_per_token": round(of_front.system / num_tokens * 1e6, 2),
+        "host_us_per_step": round(of_host.whole / args.tokens * 1e6, 1),
         "tokens_per_event": round(num_tokens / sum(events for events, _ in read), 2),
         "bytes_per_token": round(sum(size for _, size in read) / num_tokens),
         "wall_s": round(seconds, 2),
