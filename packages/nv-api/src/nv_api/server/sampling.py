@@ -66,8 +66,10 @@ def fitted(params: SamplingParams, prompt_len: int, max_model_len: int) -> Sampl
     room = max_model_len - prompt_len
     if room < 1:
         raise invalid(
-            f"the prompt has {prompt_len} tokens and the model's context is {max_model_len}: at "
-            f"most {max_model_len - 1} leave room for an answer, so shorten it",
+            # litellm and langchain look for "prompt is too long" or the words before the bound
+            f"the prompt is too long: it has {prompt_len} tokens and this model's maximum context "
+            f"length is {max_model_len} tokens; shorten it to {max_model_len - 1} tokens or less, "
+            "which leaves room for an answer",
             "prompt",
             NO_ROOM,
         )
