@@ -169,8 +169,8 @@ def test_many_at_once(served, chat):
             plain = [create(**fields) for _ in range(16)]
             streams = [create(**fields, stream=True) for _ in range(16)]
             answers = [each.choices[0].message.content for each in await asyncio.gather(*plain)]
-            for stream in await asyncio.gather(*streams):
-                answers.append(joined([chunk async for chunk in stream]))
+            begun = await asyncio.gather(*streams)
+            answers += [joined([chunk async for chunk in stream]) for stream in begun]
         return answers
 
     assert {*asyncio.run(main())} == {expected}
