@@ -363,3 +363,40 @@ def test_b23_a_file_of_tiktoken_does_not_say_how_a_text_is_cut(tmp_path, name):
     (tmp_path / name).write_bytes(b"IQ== 0\nIg== 1\n")
     with pytest.raises(ValueError, match=f"{name} is a file of tiktoken, .*put the model's token"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"decoder": None}, "must both be byte-level"),
+        ({"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}, "byte-level"),
+        ({"pre_tokenizer": None}, "must both be byte-level"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "must both be byte-level"),
+    ],
+)
+def test_a_byte_level_vocabulary_without_its_steps_is_refused(written, byte_level, change, message):
+    folder = written(byte_level)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(folder)
+
+
+def test_two_tokens_with_one_id_are_refused(written, byte_level):
+    folder = written(byte_level)
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["model"]["vocab"]["a"] = values["model"]["vocab"]["b"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="two tokens one id"):
+        load_tokenizer(folder)
+
+
+def test_a_dropout_of_training_is_off(written, byte_level):
+    folder = written(byte_level)
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    values["model"]["dropout"] = 0.5
+    file.write_text(json.dumps(values))
+    tokenizer = Tokenizer(load_tokenizer(folder))
+    assert tokenizer.encode(["hello hello"] * 50) == tokenizer.encode(["hello hello"]) * 50

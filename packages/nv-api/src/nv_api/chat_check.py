@@ -93,21 +93,21 @@ def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
         subject = f"the chat template{'' if name == 'default' else f' {name!r}'} of {source}"
         done, error = _rendered(template)
         if error and name == "default":  # others may need tools or documents
-            warnings.warn(f"{subject} fails on a user's message ({error}): {ADVICE}", stacklevel=4)
+            warnings.warn(f"{subject} fails on a user's message ({error}): {ADVICE}", stacklevel=5)
         if done and not any(each.printed() for each in done) and not _reads_messages(template):
             raise ValueError(f"{subject} prints the text of no message: {ADVICE}")
         if done and not any("user" in each.printed() for each in done):
             warnings.warn(
                 f"{subject} does not print the content of a message with the role 'user', so that "
                 f"the model does not see it: {ADVICE}",
-                stacklevel=4,
+                stacklevel=5,
             )
         if words := _cut_words(done, tokenizer):
             warnings.warn(
                 f"{subject} writes {', '.join(first_few(words))}, which the vocabulary does not "
                 "have as single tokens: if the model was not trained with such words cut into "
                 f"several tokens, {ADVICE}",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nv_models.byte_level import TEXT_CHARACTERS
+from nv_models.byte_level import BYTE_OF_CHARACTER, TEXT_CHARACTERS
 from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
 from tokenizers import AddedToken, Tokenizer
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 JSON = "tokenizer.json"
+PROBE = "hi there\n é"
+"""Cut and made again: a space, a line's end, and a character of two bytes."""
+BYTE_LEVEL = {byte: letter for letter, byte in BYTE_OF_CHARACTER.items()}
 
 
 def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
@@ -67,9 +70,12 @@ def _read(file: Path) -> Tokenizer:
         raise ValueError(f"{file} is empty")
     refuse_pointer(file)
     words = Tokenizer.from_file(str(file))
-    _check_vocabulary(words, file)
     words.no_truncation()
     words.no_padding()
+    _check_vocabulary(words, file)
+    _check_round_trip(words, file)
+    if getattr(words.model, "dropout", None):  # for training: each call would cut anew
+        words.model.dropout = None
     return words
 
 
@@ -95,7 +101,29 @@ def _check_vocabulary(words: Tokenizer, file: Path) -> None:
             f"{file}: the vocabulary has no token for the byte {', '.join(first_few(lost))}, which "
             "vanishes from texts: if the model was trained with such a token, download the file "
             "again",
-            stacklevel=8,
+            stacklevel=9,
+        )
+
+
+def _check_round_trip(words: Tokenizer, file: Path) -> None:
+    """Check that a byte-level tokenizer makes the text again that it has cut.
+
+    Raises:
+        ValueError: two tokens have one id, or a step of the pipeline is missing or of another kind.
+    """
+    ids = words.get_vocab(with_added_tokens=False)
+    if len(set(ids.values())) < len(ids):
+        raise ValueError(
+            f"{file} gives two tokens one id ({len(ids)} tokens have {len(set(ids.values()))} ids)"
+        )
+    letters = [BYTE_LEVEL[byte] for byte in PROBE.encode()]
+    if not all(letter in ids for letter in letters):
+        return  # another alphabet, or a vocabulary that was warned of
+    text = words.decode(words.encode(PROBE, add_special_tokens=False).ids)
+    if text.strip() != PROBE:
+        raise ValueError(
+            f"{file} has a byte-level vocabulary, and cuts {PROBE!r} so that it becomes {text!r}: "
+            "its pre_tokenizer and its decoder must both be byte-level"
         )
 
 
@@ -121,6 +149,6 @@ def _known(words: Tokenizer, special: Mapping[str, str], folder: Path) -> dict[s
         warnings.warn(
             f"{folder}: tokenizer_config.json names {named}, which tokenizer.json does not have: "
             "left out",
-            stacklevel=7,
+            stacklevel=8,
         )
     return {name: text for name, text in special.items() if name not in unknown}
