@@ -19,14 +19,16 @@ class RunningServer:
 
     Args:
         make_llm: makes the AsyncLLM, on the server's thread.
+        loop_factory: makes the event loop; None: asyncio's.
         **options: as of ServeOptions.
     """
 
-    def __init__(self, make_llm, **options):
+    def __init__(self, make_llm, loop_factory=None, **options):
         self._make_llm = make_llm
+        self._loop_factory = loop_factory
         self._options = ServeOptions(model="m/tiny", **options)
         self._is_made = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._is_made.wait(30)
         self.until(lambda: self.llm.is_ready or not self._thread.is_alive(), seconds=120)
@@ -34,6 +36,10 @@ class RunningServer:
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=120)
+
+    def _run(self):
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            runner.run(self._serve())
 
     async def _serve(self):
         self.loop = asyncio.get_running_loop()

@@ -10,7 +10,9 @@ states. Wall times are in the report of `NV_REPORT=1 pytest -s`.
 import asyncio
 import json
 import os
+import select
 import socket
+import threading
 import time
 
 import httpx
@@ -247,6 +249,9 @@ def test_s28_50_clients_that_never_read_and_200_that_do(start, capfd):
         assert line in counted, reason
     server.until(lambda: len(server.server.server_state.connections) <= 1)
     for end in deaf:
+        poll = select.poll()
+        poll.register(end, select.POLLERR)
+        assert poll.poll(0), "the system keeps nothing for a deaf client: it gets a reset"
         end.close()
     assert "ERROR" not in capfd.readouterr().err, (
         "a client that does not read is no error of the server's"
@@ -272,3 +277,37 @@ async def watch(server, largest):
         connections = [*server.server.server_state.connections]
         largest.append(max((c.transport.get_write_buffer_size() for c in connections), default=0))
         await asyncio.sleep(0.05)
+
+
+NUM_COMING = 64
+
+
+def test_many_connections_are_accepted_in_a_few_turns_of_the_loop(front_end):
+    """A turn is long beside a thousand streams: uvloop itself accepts one connection in each."""
+    uvloop = pytest.importorskip("uvloop")
+    server = RunningServer(front_end, uvloop.new_event_loop)
+    connections = server.server.server_state.connections
+    is_held, may_go, is_done = threading.Event(), threading.Event(), threading.Event()
+    turns = []
+
+    def hold():
+        is_held.set()
+        may_go.wait(60)
+        server.loop.call_soon(turn)
+
+    def turn():
+        turns.append(len(connections))
+        if turns[-1] >= NUM_COMING:
+            is_done.set()
+        else:
+            server.loop.call_soon(turn)
+
+    server.loop.call_soon_threadsafe(hold)
+    assert is_held.wait(60)
+    ends = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(NUM_COMING)]
+    may_go.set()
+    assert is_done.wait(60)
+    assert len(turns) < NUM_COMING / 2
+    for end in ends:
+        end.close()
+    server.close()

@@ -6,9 +6,12 @@ Owns signals and the end: drain, abort, exit. Never handles a request.
 import asyncio
 import gc
 import os
+import socket
+import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 1.0
 """From the loss of the engine to the exit: streams get their error events."""
 POLL_SECONDS = 0.1
+NUM_LISTENERS = 8
+"""Of each socket: uvloop accepts one connection per listener in a turn of its loop, and a turn with
+a thousand events takes tens of milliseconds."""
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: what the client has not read is dropped, also by the system."""
 MAX_PORT = 65535
 
 
@@ -102,11 +110,31 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:  # noqa: ANN401
         """Listen, and load meanwhile."""
         await super().startup(sockets)
+        await self._listen_more()
         LOGGER.info("listening on %s; the model is loading", self._place)
         self._tasks = [
             asyncio.create_task(self._wait_for_the_model()),
             asyncio.create_task(self._watch()),
         ]
+
+    async def _listen_more(self) -> None:
+        """Add listeners to each socket."""
+        config, loop = self.config, asyncio.get_running_loop()
+        protocol: Any = config.http_protocol_class
+        make: Any = partial(
+            protocol,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for sock in [sock for server in self.servers for sock in server.sockets]:
+            is_path = sock.family == socket.AF_UNIX
+            create: Any = loop.create_unix_server if is_path else loop.create_server
+            for _ in range(NUM_LISTENERS - 1):
+                twin = socket.fromfd(sock.fileno(), sock.family, sock.type)
+                self.servers.append(
+                    await create(make, sock=twin, ssl=config.ssl, backlog=config.backlog)
+                )
 
     @property
     def _place(self) -> str:
@@ -228,6 +256,13 @@ def _abortable(protocol: Any) -> Any:  # noqa: ANN401  # one of uvicorn's classe
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            self.app_state = {**self.app_state, ABORT: transport.abort}
+            self.app_state = {**self.app_state, ABORT: partial(_reset, transport)}
 
     return Abortable
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close a connection at once; its client gets a reset."""
+    if (sock := transport.get_extra_info("socket")) is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    transport.abort()
