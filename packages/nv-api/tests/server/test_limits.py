@@ -268,6 +268,10 @@ def test_openapi_names_every_route(serve):
         "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/responses", "/v1/messages",
         "/v1/messages/count_tokens",
     } == schema["paths"].keys()  # fmt: skip
+    for path in "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages":
+        stream = schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+        assert stream["itemSchema"]["required"] == ["data"]  # a `schema` would describe one event
+        assert "schema" not in stream
     text = str(schema)
     for name in text.split("'#/components/schemas/")[1:]:
         assert name.split("'")[0] in schema["components"]["schemas"]

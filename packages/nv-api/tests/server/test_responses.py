@@ -290,6 +290,8 @@ WRONG = [
     ("input", [{"type": "function_call", "name": "a", "call_id": "c", "arguments": "{"}], None),
     ("input", [{"type": "function_call_output", "call_id": "c"}], "input.0.output"),
     ("input", [{"type": "reasoning", "content": [5]}], "input.0"),
+    ("input", [{"type": "reasoning", "content": 5}], "input.0.content"),
+    ("input", [{"type": "reasoning", "summary": {}}], "input.0.summary"),
     ("instructions", 5, None),
     ("previous_response_id", "resp_1", None),
     ("conversation", "conv_1", None),

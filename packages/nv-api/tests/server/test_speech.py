@@ -230,6 +230,11 @@ def weather(parameters):
         ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name", "'a b'"),
         ({"tools": [{"function": {"name": "a<b"}}]}, "tools[0].function.name", "'a<b'"),
         ({"tools": [weather(5)]}, "tools[0].function.parameters", "5"),
+        (
+            {"tools": [{"function": {"name": "a", "description": 7}}]},
+            "tools[0].function.description",
+            "7",
+        ),
         ({"tool_choice": "often", "tools": TOOLS}, "tool_choice", "'often'"),
         ({"tool_choice": {"type": "x"}, "tools": TOOLS}, "tool_choice", "'x'"),
         ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice", "name"),

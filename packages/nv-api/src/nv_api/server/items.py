@@ -103,6 +103,12 @@ def _add_message(item: Json, place: str, messages: _Messages) -> None:
 
 def _thought(item: Json, place: str) -> str:
     """The text of a reasoning item: its own, or else its summary."""
+    for name in "content", "summary":
+        if not isinstance(item.get(name), list | None):
+            raise invalid(
+                f"{place}.{name} is {shown(item[name])}: it must be a list of parts",
+                f"{place}.{name}",
+            )
     parts = item.get("content") or item.get("summary") or []
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):

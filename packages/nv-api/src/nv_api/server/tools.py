@@ -115,6 +115,11 @@ def _function(tool: Mapping[str, Any], place: str) -> Function:
             "characters without white space, < and >",
             f"{place}.function.name",
         )
+    if not isinstance(description := function.get("description"), str | None):
+        raise invalid(
+            f"{place}.function.description is {shown(description)}: it must be a text",
+            f"{place}.function.description",
+        )
     if not isinstance(parameters, dict | None):
         raise invalid(
             f"{place}.function.parameters is {shown(parameters)}: it must be a JSON schema, which "

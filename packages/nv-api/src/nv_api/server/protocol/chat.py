@@ -60,8 +60,8 @@ Tools = Annotated[
                         "required": ["name"],
                         "properties": {
                             "name": {"type": "string", "minLength": 1},
-                            "description": {"type": "string"},
-                            "parameters": {"type": "object"},
+                            "description": {"type": ["string", "null"]},
+                            "parameters": {"type": ["object", "null"]},
                         },
                     },
                 },

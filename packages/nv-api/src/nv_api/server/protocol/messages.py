@@ -86,9 +86,9 @@ Tools = Annotated[
                 "type": "object",
                 "required": ["name", "input_schema"],
                 "properties": {
-                    "type": {"const": "custom"},
+                    "type": {"enum": ["custom", None]},
                     "name": _NAME,
-                    "description": {"type": "string"},
+                    "description": {"type": ["string", "null"]},
                     "input_schema": {"type": "object"},
                 },
             },

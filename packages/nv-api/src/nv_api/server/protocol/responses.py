@@ -51,7 +51,11 @@ _ITEMS = [
     {
         "type": "object",
         "required": ["type"],
-        "properties": {"type": {"const": "reasoning"}, "content": _PARTS, "summary": _PARTS},
+        "properties": {
+            "type": {"const": "reasoning"},
+            "content": {"anyOf": [_PARTS, {"type": "null"}]},
+            "summary": {"anyOf": [_PARTS, {"type": "null"}]},
+        },
     },
 ]
 Input = Annotated[
@@ -77,8 +81,8 @@ Tools = Annotated[
                 "properties": {
                     "type": {"const": "function"},
                     "name": _NAME,
-                    "description": {"type": "string"},
-                    "parameters": {"type": "object"},
+                    "description": {"type": ["string", "null"]},
+                    "parameters": {"type": ["object", "null"]},
                 },
             },
         }

@@ -7,8 +7,13 @@ from starlette.responses import Response
 from nv_api.server.answer import Answer
 from nv_api.server.body import read_body
 from nv_api.server.jobs.completion import CompletionJob
-from nv_api.server.protocol.completions import CompletionRequest, CompletionResponse
-from nv_api.server.routes.described import body_of, errors, stream_of
+from nv_api.server.protocol.completions import (
+    CompletionChunk,
+    CompletionRequest,
+    CompletionResponse,
+)
+from nv_api.server.protocol.errors import ErrorEnvelope
+from nv_api.server.routes.described import DONE_DATA, body_of, data_of, errors, stream_of
 from nv_api.server.service import service_of
 
 router = APIRouter()
@@ -16,7 +21,15 @@ router = APIRouter()
 
 @router.post(
     "/v1/completions",
-    responses={**stream_of("The completions.", CompletionResponse), **errors()},
+    responses={
+        **stream_of(
+            "The completions.",
+            CompletionResponse,
+            data_of(CompletionChunk, ErrorEnvelope),
+            DONE_DATA,
+        ),
+        **errors(),
+    },
     openapi_extra=body_of(CompletionRequest),
 )
 async def create_completion(request: Request) -> Response:

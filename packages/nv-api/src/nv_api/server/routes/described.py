@@ -39,12 +39,40 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def stream_of(text: str, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """A response that is a JSON object, or a stream of events."""
+DONE_DATA = {"const": "[DONE]"}
+"""The data of the last event of OpenAI's streams."""
+
+
+def data_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """The data of an event: the JSON of one of some models."""
+    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    return {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": {"anyOf": schemas},
+    }
+
+
+def stream_of(
+    text: str, model: type[BaseModel], *data: dict[str, Any]
+) -> dict[int | str, dict[str, Any]]:
+    """A response that is a JSON object, or a stream of events.
+
+    Args:
+        text: what it is.
+        model: of the object.
+        *data: what the data of an event may be.
+    """
+    item = {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [*data]}},
+    }
     return {
         200: {
             "model": model,
             "description": text,
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            # As FastAPI describes a stream. A `schema` would be read as that of one event.
+            "content": {"text/event-stream": {"itemSchema": item}},
         }
     }

@@ -10,11 +10,12 @@ from nv_api.server.jobs.messages import MessagesJob, count_tokens
 from nv_api.server.protocol.messages import (
     AnthropicErrorEnvelope,
     CountTokensRequest,
+    MessageEvent,
     MessageObject,
     MessagesRequest,
     TokenCount,
 )
-from nv_api.server.routes.described import body_of, errors, stream_of
+from nv_api.server.routes.described import body_of, data_of, errors, stream_of
 from nv_api.server.service import service_of
 
 router = APIRouter()
@@ -23,7 +24,7 @@ router = APIRouter()
 @router.post(
     "/v1/messages",
     responses={
-        **stream_of("The answer.", MessageObject),
+        **stream_of("The answer.", MessageObject, data_of(MessageEvent)),
         **errors(envelope=AnthropicErrorEnvelope),
     },
     openapi_extra=body_of(MessagesRequest),
