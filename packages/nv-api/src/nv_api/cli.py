@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nv_api.bench.command import app as bench
 from nv_api.repetition import repeated_end
+from nv_api.sentences import errors_as_sentences, extra, sentence
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams
@@ -43,7 +45,6 @@ ENGINE_OPTIONS = (
 )
 MAX_SEQUENCES = 2**31 - 1
 """That may wait in a batch: its own number of lines in flight is the limit."""
-USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 
 app = typer.Typer(
     name="nv",
@@ -52,6 +53,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench, name="bench")
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 
@@ -94,7 +96,7 @@ class Settings:
         Options come first, then `demo` for the demo model, then the checkpoint's recommendation.
         If no model was given, a sentence on stderr says that the demo model is used.
         """
-        with _errors_as_sentences():
+        with errors_as_sentences():
             given = self._sampling(max_tokens, demo)
             if self.model is None:
                 typer.echo(DEMO_SENTENCE, err=True)
@@ -258,8 +260,8 @@ def serve(
 
     Other options are those of `LLM` (such as --max-num-seqs 64).
     """
-    with _errors_as_sentences():
-        with _server_extra("nv serve"):
+    with errors_as_sentences():
+        with extra("nv serve", "server"):
             from nv_api.server.run import Listening, run  # noqa: PLC0415  # an extra
         from nv_api.server.options import ServeOptions, byte_size  # noqa: PLC0415
 
@@ -342,8 +344,8 @@ def run_batch(
 
     Other options are those of `LLM` (such as --max-num-seqs 64).
     """
-    with _errors_as_sentences():
-        with _server_extra("nv run-batch"):
+    with errors_as_sentences():
+        with extra("nv run-batch", "server"):
             from nv_api.server.batch.run import Batch, run  # noqa: PLC0415  # an extra
         from nv_api.server.options import MAX_SECONDS, ServeOptions  # noqa: PLC0415
 
@@ -397,15 +399,6 @@ def _value(word: str) -> object:
         return word
 
 
-@contextmanager
-def _server_extra(command: str) -> Iterator[None]:
-    """Name the extra that a command needs if it is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ImportError(f'{command} needs {error.name}: pip install "nv-api[server]"') from error
-
-
 def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:
     """Print an answer as it comes, up to its end or Ctrl-C, and return it.
 
@@ -427,7 +420,7 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
     except KeyboardInterrupt:
         typer.echo(" (stopped)", nl=False, err=True)
     except ValueError as error:
-        typer.echo(f"nv: {_sentence(error)}", err=True)
+        typer.echo(f"nv: {sentence(error)}", err=True)
         typer.echo(f"nv: your last line is left out; {FORGET} forgets the conversation", err=True)
         return None
     typer.echo()
@@ -445,17 +438,3 @@ def _read_line() -> str:
     except (EOFError, KeyboardInterrupt):
         typer.echo()  # the shell's own prompt comes next
         return ""
-
-
-@contextmanager
-def _errors_as_sentences() -> Iterator[None]:
-    """Print an error that the user can correct as one sentence, and exit with 1."""
-    try:
-        yield
-    except USER_ERRORS as error:
-        typer.echo(f"nv: {_sentence(error)}", err=True)
-        raise typer.Exit(1) from None
-
-
-def _sentence(error: BaseException) -> str:
-    return " ".join(str(error).split())
