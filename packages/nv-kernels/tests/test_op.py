@@ -38,6 +38,7 @@ def test_surface():
         "attention_backend",
         "cache_path",
         "compile_ahead",
+        "norm_pending",
         "normalise",
         "reference",
     }

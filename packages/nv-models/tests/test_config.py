@@ -91,7 +91,7 @@ def test_equals_transformers(tmp_path, kind, rope):
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.qkv_bias == ours.output_bias == theirs.attention_bias
-    assert ours.mlp_bias == getattr(theirs, "mlp_bias", False)
+    assert ours.layers[0].feed_forward.bias == getattr(theirs, "mlp_bias", False)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.bos_token_id == theirs.bos_token_id
     assert ours.eos_token_ids == (() if theirs.eos_token_id is None else (theirs.eos_token_id,))

@@ -168,7 +168,7 @@ def test_biases_of_gguf(gguf, tiny_checkpoint, paged_runner):
         return change
 
     model = load_model(gguf(change=add("gate", "up", "down")))
-    assert model.config.mlp_bias
+    assert model.config.layers[0].feed_forward.bias
     assert not model.config.qkv_bias
     with pytest.raises(ValueError, match=r"biases at attn_q, .* none at attn_output, .* not supp"):
         resolve(gguf(change=add("q", "k", "v")))

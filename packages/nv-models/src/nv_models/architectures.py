@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nv_models.config import LayerNorms
 from nv_models.listing import first_few
 
 
@@ -23,6 +24,7 @@ class Architecture:
             config.json that decides.
         output_bias: the same of attention's output.
         mlp_bias: the same of gate, up and down.
+        norms: the norms of a layer.
         gguf: `general.architecture` of its GGUF files.
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
         defaults: fields that transformers' config class adds where config.json lacks them.
@@ -33,6 +35,7 @@ class Architecture:
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
+    norms: LayerNorms = LayerNorms()
     gguf: str
     gguf_rotates_neighbours: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -31,14 +31,54 @@ class GenerationDefaults:
 
 
 @dataclass(frozen=True)
+class Gated:
+    """A gated MLP: down(activation(gate(x)) * up(x)).
+
+    Args:
+        width: F, over all ranks.
+        bias: gate, up and down have biases.
+    """
+
+    width: int
+    bias: bool = False
+
+    def parameters(self, hidden_size: int) -> int:
+        """Weights of its products, over all ranks, that one token is multiplied by."""
+        return 3 * hidden_size * self.width
+
+
+FeedForward = Gated
+"""What follows attention in a layer, one record each kind; `feed_forward` has their classes."""
+
+
+@dataclass(frozen=True)
+class LayerNorms:
+    """The norms of a layer by their names in the checkpoint; None: there is no such norm.
+
+    Args:
+        before_attention: of the residual stream.
+        after_attention: of attention's output, before it is added to the stream.
+        before_mlp: of the residual stream.
+        after_mlp: of the MLP's output, before it is added to the stream.
+    """
+
+    before_attention: str = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """The constants that may differ from layer to layer.
 
     Args:
         attention: how it attends.
+        feed_forward: what follows attention.
     """
 
     attention: nk.AttentionSpec
+    feed_forward: FeedForward
 
 
 @dataclass(frozen=True)
@@ -49,7 +89,6 @@ class ModelConfig:
         architecture: a name in the table of `architectures`.
         vocab_size: token ids are below it; also the columns of the logits.
         hidden_size: E.
-        intermediate_size: width of the MLP.
         layers: the constants of each decoder layer, in order; each layer has a KV cache.
         num_q_heads: Hq over all ranks.
         num_kv_heads: Hkv over all ranks.
@@ -63,7 +102,7 @@ class ModelConfig:
         qk_norm: query and key heads are normed before their rotation.
         qkv_bias: q, k and v have biases.
         output_bias: attention's output has a bias.
-        mlp_bias: gate, up and down have biases.
+        norms: the norms that each layer has.
         tie_word_embeddings: the head is the embedding.
         eos_token_ids: any of them ends a sequence; may be empty. See `ends`.
         names_eos: False if the files name none: `eos_token_ids` is the architecture's default.
@@ -75,7 +114,6 @@ class ModelConfig:
     architecture: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
     layers: tuple[LayerSpec, ...]
     num_q_heads: int
     num_kv_heads: int
@@ -87,7 +125,7 @@ class ModelConfig:
     qk_norm: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
-    mlp_bias: bool = False
+    norms: LayerNorms = LayerNorms()
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     names_eos: bool = True
@@ -102,9 +140,12 @@ class ModelConfig:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of a layer's products, over all ranks."""
+        """Weights of the largest layer's products, over all ranks, that a token is multiplied by."""
         heads = 2 * self.num_q_heads + 2 * self.num_kv_heads
-        return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
+        attention = self.hidden_size * heads * self.head_dim
+        return attention + max(
+            layer.feed_forward.parameters(self.hidden_size) for layer in self.layers
+        )
 
     def ends(self, tokenizer_eos: Iterable[int] = ()) -> tuple[int, ...]:
         """Every id that ends a sequence: those of the files, and those of the tokenizer.

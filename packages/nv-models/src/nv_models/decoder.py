@@ -1,13 +1,13 @@
 """A dense decoder: Qwen3 (arXiv 2505.09388), Llama (arXiv 2302.13971) and their kin, top to bottom.
 
 A model embeds its tokens, runs its layers over one residual stream, norms, and multiplies by the
-head. A layer is attention, then a gated MLP. Each reads the stream through a norm and adds its
-result to the stream.
+head. A layer is attention, then a feed-forward part, usually a gated MLP. Each reads the stream through a
+norm and adds its result to the stream.
 
 Module names are the checkpoint's. What differs between architectures stands in `architectures`.
 
 Shapes: T tokens of a step, R rows that sample, E hidden size, H heads (Hq, Hkv), D head_dim,
-F width of the MLP, V vocabulary.
+V vocabulary.
 """
 
 import nv_kernels as nk
@@ -17,8 +17,9 @@ from torch import nn
 from nv_models.causal import CausalLM
 from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
+from nv_models.feed_forward import feed_forward
 from nv_models.layers.embedding import Embedding, Head, TiedEmbedding
-from nv_models.layers.linear import ColumnLinear, GatedLinear, Part, RowLinear
+from nv_models.layers.linear import ColumnLinear, Part, RowLinear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
 from nv_models.rope import cos_sin_table
@@ -39,7 +40,8 @@ class Attention(nn.Module):
         )
         size, width = config.hidden_size, config.num_q_heads * dim
         self.qkv_proj = ColumnLinear(size, stacked, config.qkv_bias, placement)
-        self.o_proj = RowLinear(width, size, config.output_bias, placement)
+        normed = config.norms.after_attention is not None
+        self.o_proj = RowLinear(width, size, config.output_bias, placement, is_normed=normed)
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
         self.eps = config.rms_norm_eps
@@ -71,40 +73,37 @@ class Attention(nn.Module):
         return self.o_proj(attended.flatten(1), stream)
 
 
-class GatedMLP(nn.Module):
-    """SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: ModelConfig, placement: Placement) -> None:
-        super().__init__()
-        size, width = config.hidden_size, config.intermediate_size
-        kept = placement.parallel.split(width, "intermediate_size")
-        gate_up = Part("gate_proj", width, kept), Part("up_proj", width, kept)
-        self.gate_up_proj = GatedLinear(size, gate_up, config.mlp_bias, placement)
-        self.down_proj = RowLinear(width, size, config.mlp_bias, placement)
-
-    def forward(self, stream: nk.Stream, norm: RMSNorm) -> nk.Stream:
-        """The stream before the MLP -> after it."""
-        gated, stream = self.gate_up_proj(stream, norm)  # [T, F]
-        return self.down_proj(gated, stream)
-
-
 class DecoderLayer(nn.Module):
-    """Attention, then a gated MLP; each reads the stream through a norm of its own."""
+    """Attention, then a feed-forward part; each reads the stream through a norm of its own.
+
+    What each adds to the stream may go through a norm too.
+    """
 
     def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
         super().__init__()
-        size, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(size, eps, placement)
+        names = config.norms
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(config.hidden_size, config.rms_norm_eps, placement, name)
+
+        self.before_attention_norm = norm(names.before_attention)
         self.self_attn = Attention(config, layer, placement)
-        self.post_attention_layernorm = RMSNorm(size, eps, placement)
-        self.mlp = GatedMLP(config, placement)
+        self.after_attention_norm = norm(names.after_attention) if names.after_attention else None
+        self.before_mlp_norm = norm(names.before_mlp)
+        self.mlp = feed_forward(config, layer, placement)
+        self.after_mlp_norm = norm(names.after_mlp) if names.after_mlp else None
 
     def forward(
         self, stream: nk.Stream, cos_sin: torch.Tensor, kv: nk.KVCache, context: ForwardContext
     ) -> nk.Stream:
         """The stream before this layer -> after it."""
-        stream = self.self_attn(stream, self.input_layernorm, cos_sin, kv, context)
-        return self.mlp(stream, self.post_attention_layernorm)
+        stream = self.self_attn(stream, self.before_attention_norm, cos_sin, kv, context)
+        if self.after_attention_norm:
+            stream = nk.norm_pending(stream, self.after_attention_norm)
+        stream = self.mlp(stream, self.before_mlp_norm)
+        if self.after_mlp_norm:
+            stream = nk.norm_pending(stream, self.after_mlp_norm)
+        return stream
 
 
 class DecoderBody(nn.Module):

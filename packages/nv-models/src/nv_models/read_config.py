@@ -14,7 +14,7 @@ from typing import Any
 import nv_kernels as nk
 
 from nv_models.architectures import ARCHITECTURES, supported_architecture
-from nv_models.config import DTYPES, GenerationDefaults, LayerSpec, ModelConfig
+from nv_models.config import DTYPES, Gated, GenerationDefaults, LayerSpec, ModelConfig
 from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
 from nv_models.listing import first_few
 from nv_models.rope import RopeConfig, frequencies
@@ -95,12 +95,12 @@ def model_config(
         )
     refuse_unread(values, row, head_dim)
     rope, longest = rope_config(values), size(values, "max_position_embeddings")
-    layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5))
+    mlp = Gated(size(values, "intermediate_size"), _has_bias(values, row.mlp_bias))
+    layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5), mlp)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=size(values, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=size(values, "intermediate_size"),
         layers=(layer,) * size(values, "num_hidden_layers"),
         num_q_heads=num_q_heads,
         num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
@@ -112,7 +112,7 @@ def model_config(
         qk_norm=row.qk_norm,
         qkv_bias=_has_bias(values, row.qkv_bias),
         output_bias=_has_bias(values, row.output_bias),
-        mlp_bias=_has_bias(values, row.mlp_bias),
+        norms=row.norms,
         tie_word_embeddings=flag(values, "tie_word_embeddings"),
         eos_token_ids=eos_token_ids(raw, generation_eos, values),
         names_eos=bool(eos_ids(raw) + generation_eos),

@@ -61,3 +61,22 @@ def normalise(stream: Stream, norm: Norm) -> tuple[torch.Tensor, Stream]:
     else:
         normed, hidden = all_reduce_add_rms_norm(pending, hidden, norm.weight, norm.eps, peers)
     return normed, Stream(hidden)
+
+
+def norm_pending(stream: Stream, norm: Norm) -> Stream:
+    """Norm the pending product itself, before it is added: a norm after attention or the MLP.
+
+    Args:
+        stream: the residual, with a product pending (`Weight.linear_pending`).
+        norm: weight and eps.
+
+    Returns:
+        The stream, whose `pending` is the normed product [T, E].
+    """
+    hidden, pending, peers = stream
+    assert pending is not None, "a product must be pending"
+    if peers is None:
+        normed, _ = add_rms_norm(pending, None, norm.weight, norm.eps)
+    else:
+        normed, _ = all_reduce_add_rms_norm(pending, None, norm.weight, norm.eps, peers)
+    return Stream(hidden, normed)

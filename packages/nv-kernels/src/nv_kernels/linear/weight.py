@@ -118,6 +118,16 @@ class Weight(ABC):
         Returns:
             The stream [T, N]. Its `pending` may be partials, which `nk.normalise` sums.
         """
+        return self.linear_pending(x, stream, bias, rank_sum)
+
+    def linear_pending(
+        self,
+        x: torch.Tensor,
+        stream: Stream,
+        bias: torch.Tensor | None = None,
+        rank_sum: RankSum | None = None,
+    ) -> Stream:
+        """Multiply as `linear_add`, and always leave the product pending: for `nk.norm_pending`."""
         if rank_sum is None:
             return Stream(stream.hidden, self.partials(x, bias))
         peers = rank_sum.peers_for(stream.hidden)

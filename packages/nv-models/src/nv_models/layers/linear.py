@@ -110,17 +110,35 @@ class RowLinear(Linear):
     """x [T, K of this rank] -> [T, N], summed over the ranks and added to the stream."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool, placement: Placement
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        placement: Placement,
+        *,
+        is_normed: bool = False,
     ) -> None:
+        """Make the layer.
+
+        Args:
+            in_features: K over all ranks.
+            out_features: N.
+            bias: whether it has one.
+            placement: this rank's share.
+            is_normed: a norm follows (`nk.norm_pending`): the product must stay pending.
+        """
         self.kept = placement.parallel.split(in_features, "the input features")
         super().__init__(out_features, len(self.kept), bias, placement)
         self.in_features = in_features
         self.rank = placement.parallel.rank
         self.rank_sum = placement.rank_sum()
+        self.is_normed = is_normed
 
     def forward(self, x: torch.Tensor, stream: nk.Stream) -> nk.Stream:
         """Multiply, and add to the stream: at once, or pending until the next norm."""
         bias = self.bias if self.rank == 0 else None  # the sum over the ranks contains it once
+        if self.is_normed:
+            return self.weight.linear_pending(x, stream, bias, self.rank_sum)
         return self.weight.linear_add(x, stream, bias, self.rank_sum)
 
     def shards(self, name: str) -> Iterator[Shard]:

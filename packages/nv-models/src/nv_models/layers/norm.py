@@ -16,10 +16,21 @@ class RMSNorm(nn.Module):
     `nk.qk_norm_rope_store` takes the weights of the norms of heads. `forward` is for the last norm.
     """
 
-    def __init__(self, size: int, eps: float, placement: Placement) -> None:
+    def __init__(
+        self, size: int, eps: float, placement: Placement, source: str | None = None
+    ) -> None:
+        """Make the norm.
+
+        Args:
+            size: E, or D of a head.
+            eps: added to the mean square.
+            placement: of the weight.
+            source: its name in the checkpoint, beside this one's; None: the module's own name.
+        """
         super().__init__()
         self.weight = placement.empty(size)  # [E], or [D] of a head
         self.eps = eps
+        self.source = source
 
     def forward(self, stream: nk.Stream) -> tuple[torch.Tensor, nk.Stream]:
         """Add what is pending to the stream: its normed values [T, E], and the stream itself."""
@@ -27,4 +38,6 @@ class RMSNorm(nn.Module):
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The whole weight."""
+        if self.source is not None:
+            name = f"{name.rpartition('.')[0]}.{self.source}"
         yield Shard(self.weight, f"{name}.weight", tuple(self.weight.shape))
