@@ -35,7 +35,7 @@ class Architecture:
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
-    norms: LayerNorms = LayerNorms()
+    norms: LayerNorms = LayerNorms()  # noqa: RUF009  # frozen
     gguf: str
     gguf_rotates_neighbours: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)

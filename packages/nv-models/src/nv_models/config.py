@@ -140,7 +140,7 @@ class ModelConfig:
 
     @property
     def layer_parameters(self) -> int:
-        """Weights of the largest layer's products, over all ranks, that a token is multiplied by."""
+        """Weights of the largest layer, over all ranks, by which a token is multiplied."""
         heads = 2 * self.num_q_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * heads * self.head_dim
         return attention + max(

@@ -1,8 +1,8 @@
 """A dense decoder: Qwen3 (arXiv 2505.09388), Llama (arXiv 2302.13971) and their kin, top to bottom.
 
 A model embeds its tokens, runs its layers over one residual stream, norms, and multiplies by the
-head. A layer is attention, then a feed-forward part, usually a gated MLP. Each reads the stream through a
-norm and adds its result to the stream.
+head. A layer is attention, then a feed-forward part, usually a gated MLP. Each reads the stream
+through a norm and adds its result to the stream.
 
 Module names are the checkpoint's. What differs between architectures stands in `architectures`.
 
