@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import nv_kernels as nk
 import torch
 
+from nv_models.parallel import TensorParallel
 from nv_models.rope import RopeConfig
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -45,6 +46,10 @@ class Gated:
     def parameters(self, hidden_size: int) -> int:
         """Weights of its products, over all ranks, that one token is multiplied by."""
         return 3 * hidden_size * self.width
+
+    def split(self, parallel: TensorParallel) -> range:
+        """This rank's part of the width; ValueError if the ranks do not divide it."""
+        return parallel.split(self.width, "intermediate_size")
 
 
 FeedForward = Gated
@@ -146,6 +151,13 @@ class ModelConfig:
         return attention + max(
             layer.feed_forward.parameters(self.hidden_size) for layer in self.layers
         )
+
+    def refuse_split(self, parallel: TensorParallel) -> None:
+        """Raise ValueError if the ranks do not divide the heads or a feed-forward part."""
+        parallel.split(self.num_q_heads, "num_attention_heads")
+        parallel.split_kv_heads(self.num_kv_heads)
+        for kind in {layer.feed_forward for layer in self.layers}:
+            kind.split(parallel)
 
     def ends(self, tokenizer_eos: Iterable[int] = ()) -> tuple[int, ...]:
         """Every id that ends a sequence: those of the files, and those of the tokenizer.

@@ -19,7 +19,7 @@ class GatedMLP(nn.Module):
     def __init__(self, config: ModelConfig, kind: Gated, placement: Placement) -> None:
         super().__init__()
         size, width = config.hidden_size, kind.width
-        kept = placement.parallel.split(width, "intermediate_size")
+        kept = kind.split(placement.parallel)
         gate_up = Part("gate_proj", width, kept), Part("up_proj", width, kept)
         self.gate_up_proj = GatedLinear(size, gate_up, kind.bias, placement)
         normed = config.norms.after_mlp is not None

@@ -184,11 +184,7 @@ def located(config: EngineConfig) -> EngineConfig:
         ValueError: the ranks do not divide the model.
     """
     folder = resolve(config.model, config.revision)
-    model = read_config(folder)
-    parallel = TensorParallel(0, config.tensor_parallel_size)
-    parallel.split(model.num_q_heads, "num_attention_heads")
-    parallel.split_kv_heads(model.num_kv_heads)
-    parallel.split(model.intermediate_size, "intermediate_size")
+    read_config(folder).refuse_split(TensorParallel(0, config.tensor_parallel_size))
     return replace(config, model=str(folder))
 
 
