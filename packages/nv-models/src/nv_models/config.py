@@ -53,7 +53,7 @@ class Gated:
 
 
 FeedForward = Gated
-"""What follows attention in a layer, one record each kind; `feed_forward` has their classes."""
+"""The part of a layer after attention, a record for each kind; `feed_forward` has the classes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class LayerSpec:
 
     Args:
         attention: how it attends.
-        feed_forward: what follows attention.
+        feed_forward: the part after attention.
     """
 
     attention: nk.AttentionSpec

@@ -1,4 +1,4 @@
-"""What follows attention in a layer: a module for each kind of `config.FeedForward`.
+"""The part of a layer after attention: a module for each kind of `config.FeedForward`.
 
 Owns the gated MLP, and the choice by the record's kind. A module reads the stream through the norm
 that it is given; what it adds must stay pending where a norm follows (`LayerNorms.after_mlp`).
