@@ -35,7 +35,7 @@ attention = nk.AttentionMetadata(
 layout = backend.kv_layout(2, torch.float32)
 context = ForwardContext(
     positions=torch.arange(4), slot_mapping=16 + torch.arange(4), attention=attention,
-    plan=backend.plan(attention), backend=backend,
+    plans={None: backend.plan(attention)}, backend=backend,
     kv_caches=[layout.allocate("cpu") for _ in range(2)],
 )
 with torch.inference_mode():

@@ -119,6 +119,7 @@ class PagedRunner:
             num_kv_heads=kv_heads,
             head_dim=config.head_dim,
             block_size=BLOCK_SIZE,
+            specs=[layer.attention for layer in config.layers],
         )
         layout = self.backend.kv_layout(num_blocks, config.dtype)
         self.kv = [layout.allocate(torch.device("cpu")) for _ in range(config.num_layers)]
@@ -139,8 +140,9 @@ class PagedRunner:
             max_context_len=self.length,
             num_decodes=1 if len(token_ids) == 1 else 0,
         )
-        plan = self.backend.plan(attention)
-        context = ForwardContext(positions, slots, attention, plan, self.backend, self.kv)
+        windows = self.model.config.windows
+        plans = {window: self.backend.plan(attention, window) for window in windows}
+        context = ForwardContext(positions, slots, attention, plans, self.backend, self.kv)
         hidden = self.model(torch.tensor(list(token_ids)), context)
         return self.model.logits(hidden)
 

@@ -89,6 +89,18 @@ def test_a_backend_that_is_not_built_is_an_error(monkeypatch):
     assert "not built" in backend.reason
 
 
+@pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
+def test_auto_passes_over_a_backend_that_lacks_a_feature(monkeypatch):
+    specs = [nk.AttentionSpec(1.0), nk.AttentionSpec(1.0, window=4)]
+    refusal = lambda _, spec: "'cpu' has no window" if spec.window else None  # noqa: E731
+    monkeypatch.setattr(cpu.CPUAttention, "refusal", refusal)
+    assert on_a_cpu(specs=specs[:1]).name == on_a_cpu("cpu", specs=specs[:1]).name == "cpu"
+    backend = on_a_cpu(specs=specs, dtype=torch.bfloat16)
+    assert (backend.name, backend.reason) == ("torch", "auto: 'cpu' has no window")
+    with pytest.raises(ValueError, match=r"^'cpu' has no window$"):
+        on_a_cpu("cpu", specs=specs)
+
+
 @pytest.mark.parametrize(
     ("name", "is_capturable", "compiles"),
     [

@@ -144,6 +144,11 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The distinct windows of the layers: a step has an attention plan for each of them."""
+        return tuple(dict.fromkeys(layer.attention.window for layer in self.layers))
+
+    @property
     def layer_parameters(self) -> int:
         """Weights of the largest layer, over all ranks, by which a token is multiplied."""
         heads = 2 * self.num_q_heads + 2 * self.num_kv_heads

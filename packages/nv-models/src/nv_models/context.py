@@ -3,7 +3,7 @@
 Owns the record, which is an argument of every layer. Never a global.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ class ForwardContext:
         positions: [T] int, each token's position in its sequence.
         slot_mapping: [T] int, where its K and V go: block * block_size + offset; -1: not stored.
         attention: which rows belong to which sequence, and that sequence's blocks.
-        plan: what `backend.plan(attention)` returned, shared by all layers.
+        plans: what `backend.plan(attention, window)` returned for each window of the model's
+            layers, by window (None: a layer that reads all keys); layers of one window share it.
         backend: the attention implementation.
         kv_caches: one KVCache per layer.
     """
@@ -27,6 +28,6 @@ class ForwardContext:
     positions: torch.Tensor
     slot_mapping: torch.Tensor
     attention: nk.AttentionMetadata
-    plan: Any
+    plans: Mapping[int | None, Any]
     backend: nk.AttentionBackend
     kv_caches: Sequence[nk.KVCache]

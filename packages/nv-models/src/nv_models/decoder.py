@@ -69,7 +69,8 @@ class Attention(nn.Module):
             context.slot_mapping,
             self.num_q_heads,
         )  # [T, Hq, D]
-        attended = context.backend.attend(q, kv, context.attention, context.plan, self.spec)
+        plan = context.plans[self.spec.window]
+        attended = context.backend.attend(q, kv, context.attention, plan, self.spec)
         return self.o_proj(attended.flatten(1), stream)
 
 

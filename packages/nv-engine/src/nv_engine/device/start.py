@@ -225,6 +225,7 @@ def _choose_backend(config: EngineConfig, model: ModelPlan) -> nk.AttentionBacke
         num_kv_heads=len(placement.parallel.split_kv_heads(shape.num_kv_heads)),
         head_dim=shape.head_dim,
         block_size=config.kvcache_block_size,
+        specs=[layer.attention for layer in shape.layers],
     )
 
 
@@ -314,7 +315,8 @@ def _runner_over(
     """A runner with new slots and the head that these options ask for."""
     slots = Slots(plan.config.max_num_seqs, plan.table_width, plan.device)
     head = _draw_head(plan, model, slots, facts)
-    return Runner(model, plan.backend, kv_caches, slots, head, facts=facts)
+    windows = plan.model.config.windows
+    return Runner(model, plan.backend, kv_caches, slots, head, facts=facts, windows=windows)
 
 
 def _draw_head(plan: StartPlan, model: CausalLM, slots: Slots, facts: ModelFacts) -> DrawHead:

@@ -87,8 +87,14 @@ class BatchInvariantTorchAttention:
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
         )
 
-    def plan(self, metadata: AttentionMetadata) -> Tiling:
-        """Cut the step into tiles, once for all layers."""
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Name a feature of the spec, none of which is built here."""
+        if not spec.features:
+            return None
+        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+
+    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Tiling:
+        """Cut the step into tiles, once for all layers of a window."""
         group = self.shape.num_q_heads // self.shape.num_kv_heads
         heights = _heights(self.shape.head_dim, torch.get_num_threads())
         few_rows = min((height for height in heights if height >= group), default=TALL)
@@ -101,6 +107,8 @@ class BatchInvariantTorchAttention:
         metadata: AttentionMetadata,
         plan: Tiling,
         spec: AttentionSpec,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -110,6 +118,7 @@ class BatchInvariantTorchAttention:
             metadata: the step's.
             plan: what `plan` returned for it.
             spec: how the layer attends.
+            sinks: [Hq], if the spec has sinks.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.

@@ -26,16 +26,26 @@ class CausalMask:
 
     Attributes:
         values: [tile + ALIGNMENT - 1, W], 0 or -inf, W the `aligned_width` of M. The last row sees
-            all, each row above it one key less.
+            all, each row above it one key less; with a window, only the last so many of them.
     """
 
     values: torch.Tensor
 
     @classmethod
-    def make(cls, tile: int, num_keys: int, dtype: torch.dtype, device: torch.device) -> CausalMask:
+    def make(
+        cls,
+        tile: int,
+        num_keys: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        window: int | None = None,
+    ) -> CausalMask:
         """Make the tensor of `values`: tile queries at most, over num_keys keys at most."""
         rows, width = tile + ALIGNMENT - 1, aligned_width(num_keys)
-        hidden = torch.ones(rows, width, dtype=torch.bool, device=device).triu(width - rows + 1)
+        all_keys = torch.ones(rows, width, dtype=torch.bool, device=device)
+        hidden = all_keys.triu(width - rows + 1)
+        if window is not None:
+            hidden |= all_keys.tril(width - rows - window)
         values = torch.zeros(rows, width, dtype=dtype, device=device)
         return cls(values.masked_fill_(hidden, float("-inf")))
 

@@ -76,8 +76,14 @@ class CPUAttention:
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
         )
 
-    def plan(self, metadata: AttentionMetadata) -> Tables:
-        """Convert the tables to contiguous int32, once for all layers."""
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Name a feature of the spec, none of which is built here."""
+        if not spec.features:
+            return None
+        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+
+    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Tables:
+        """Convert the tables to contiguous int32, once for all layers of a window."""
         return Tables(
             metadata.query_start.int().contiguous(),
             metadata.context_lens.int().contiguous(),
@@ -91,6 +97,8 @@ class CPUAttention:
         metadata: AttentionMetadata,
         plan: Tables,
         spec: AttentionSpec,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -100,6 +108,7 @@ class CPUAttention:
             metadata: the step's.
             plan: what `plan` returned for it.
             spec: how the layer attends.
+            sinks: [Hq], if the spec has sinks.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.

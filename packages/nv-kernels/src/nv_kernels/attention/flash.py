@@ -86,8 +86,14 @@ class FlashAttention:
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "NHD"
         )
 
-    def plan(self, metadata: AttentionMetadata) -> FlashPlan:
-        """Split the step into decode rows and chunk rows, once for all layers."""
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Name a feature of the spec, none of which is built here."""
+        if not spec.features:
+            return None
+        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+
+    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> FlashPlan:
+        """Split the step into decode rows and chunk rows, once for all layers of a window."""
         count = metadata.num_decodes
         width = -(-metadata.max_context_len // self.shape.block_size)
         lengths, tables = metadata.context_lens, metadata.block_tables[:, : max(width, 1)]
@@ -111,6 +117,8 @@ class FlashAttention:
         metadata: AttentionMetadata,
         plan: FlashPlan,
         spec: AttentionSpec,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -120,6 +128,7 @@ class FlashAttention:
             metadata: the step's.
             plan: what `plan` returned for it.
             spec: how the layer attends.
+            sinks: [Hq], if the spec has sinks.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.

@@ -32,13 +32,42 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How a layer attends: always causally. A window, a softcap or sinks will stand here.
+    """How a layer attends: always causally, and with the features that are not at their default.
+
+    It holds numbers only, so that a config can hold it and layers with equal specs are equal. The
+    values of the sinks are weights of the layer, with a device and a part for each rank; `attend`
+    takes them as an argument.
 
     Attributes:
         scale: multiplies q.k; positive.
+        window: a row reads the last `window` of the keys up to its own position, itself included;
+            None: all of them.
+        softcap: a score becomes softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118);
+            None: it stays as it is.
+        sinks: each query head has a logit that joins the sum of its softmax and has no value
+            (gpt-oss, arXiv 2508.10925).
+
+    Raises:
+        ValueError: a window below 1, or a softcap that is not positive.
     """
 
     scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features that are in use."""
+        used = {"window": self.window, "softcap": self.softcap, "sinks": self.sinks or None}
+        return tuple(name for name, value in used.items() if value is not None)
+
+    def __post_init__(self) -> None:
+        """Check the features' values."""
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"attention's window is {self.window}: it must be at least 1, or None")
+        if self.softcap is not None and not self.softcap > 0:
+            raise ValueError(f"attention's softcap is {self.softcap}: it must be positive, or None")
 
 
 @dataclass(frozen=True)

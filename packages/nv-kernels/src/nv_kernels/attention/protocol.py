@@ -41,8 +41,19 @@ class AttentionBackend(Protocol):
             dtype: of the cache; torch.float8_e4m3fn for fp8.
         """
 
-    def plan(self, metadata: AttentionMetadata) -> Any:  # noqa: ANN401  each backend's own type
-        """Prepare a step, once for all layers. Callers pass the result to `attend` unread."""
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Return why it cannot compute layers of a spec, in one sentence; None if it can."""
+
+    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Any:  # noqa: ANN401  each backend's own type
+        """Prepare a step, once for all layers of a window.
+
+        Callers pass the result to `attend` unread. A step has a plan for each distinct window of
+        the model's layers; all of them are made before its first layer.
+
+        Args:
+            metadata: the step's.
+            window: the `AttentionSpec.window` of the layers that will use the plan.
+        """
 
     def attend(
         self,
@@ -51,6 +62,8 @@ class AttentionBackend(Protocol):
         metadata: AttentionMetadata,
         plan: Any,  # noqa: ANN401  each backend's own type
         spec: AttentionSpec,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -61,8 +74,10 @@ class AttentionBackend(Protocol):
                 an earlier step must have stored them, or `store_kv` or `copy_blocks`, which never
                 let the next kernel start early.
             metadata: the step's.
-            plan: what `plan` returned for this metadata.
-            spec: how the layer attends.
+            plan: what `plan` returned for this metadata and the spec's window.
+            spec: how the layer attends; `refusal` returned None for it.
+            sinks: [Hq] a logit for each query head, in any floating-point dtype, if the spec has
+                sinks; else None.
 
         Returns:
             [T, Hq, D] in q's dtype, as `nv_kernels.reference.attention` defines it.

@@ -15,6 +15,9 @@ import torch
 from nv_kernels.attention.metadata import AttentionShape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nv_kernels.attention.metadata import AttentionSpec
     from nv_kernels.attention.protocol import AttentionBackend
 
 # name -> module and class, built as Class(shape, reason).
@@ -45,6 +48,7 @@ def attention_backend(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
+    specs: Iterable[AttentionSpec] = (),
 ) -> AttentionBackend:
     """Build the backend for one shape of attention.
 
@@ -56,13 +60,15 @@ def attention_backend(
         num_kv_heads: Hkv of this rank.
         head_dim: D.
         block_size: tokens per block.
+        specs: how the model's layers attend; "auto" takes a backend that computes all of them.
 
     Returns:
         The backend; its `.reason` explains the choice.
 
     Raises:
-        ValueError: an unknown name, a backend that cannot run on the device, a size below 1,
-            a dtype that queries cannot have, or heads that do not divide.
+        ValueError: an unknown name, a backend that cannot run on the device or does not compute a
+            feature of the specs, a size below 1, a dtype that queries cannot have, or heads that
+            do not divide.
         NotImplementedError: a known backend that this version does not have.
     """
     if name not in BACKEND_NAMES:
@@ -89,29 +95,42 @@ def attention_backend(
             "device; use 'torch' or 'auto'"
         )
     shape = AttentionShape(device, dtype, num_q_heads, num_kv_heads, head_dim, block_size)
+    specs = tuple(dict.fromkeys(specs))
     if name == "auto":
-        return _automatic(shape)
-    return _build(name, "asked for by name", shape)
+        return _automatic(shape, specs)
+    return _build(name, "asked for by name", shape, specs)
 
 
-def _automatic(shape: AttentionShape) -> AttentionBackend:
+def _automatic(shape: AttentionShape, specs: Sequence[AttentionSpec]) -> AttentionBackend:
     """Pick the device's own kernels; if they do not take the shape, the reason names the cause."""
     device = shape.device.type
     own = {"cuda": "triton", "cpu": "cpu"}.get(device)
     reason = f"auto: the device is {device!r}, and only 'torch' runs there"
     if own is not None:
         try:
-            return _build(own, f"auto: the device is {device!r}", shape)
-        except (ValueError, NotImplementedError) as error:  # the kernels do not support the shape
+            return _build(own, f"auto: the device is {device!r}", shape, specs)
+        except (ValueError, NotImplementedError) as error:  # the kernels do not support it
             reason = f"auto: {error}"
     if device == "cpu" and shape.dtype == torch.float32:
-        return _build(
-            "batch_invariant", f"{reason}; in fp32 its bits do not depend on the batch", shape
-        )
-    return _build("torch", reason, shape)
+        exact = f"{reason}; in fp32 its bits do not depend on the batch"
+        try:
+            return _build("batch_invariant", exact, shape, specs)
+        except ValueError as error:
+            reason = f"auto: {error}"
+    return _build("torch", reason, shape, specs)
 
 
-def _build(name: str, reason: str, shape: AttentionShape) -> AttentionBackend:
+def _build(
+    name: str, reason: str, shape: AttentionShape, specs: Sequence[AttentionSpec]
+) -> AttentionBackend:
+    backend = _of_shape(name, reason, shape)
+    for spec in specs:
+        if refusal := backend.refusal(spec):
+            raise ValueError(refusal)
+    return backend
+
+
+def _of_shape(name: str, reason: str, shape: AttentionShape) -> AttentionBackend:
     module, cls = BACKENDS[name]
     if importlib.util.find_spec(module) is None:
         raise NotImplementedError(f"attention backend {name!r} is not built yet; use 'auto'")

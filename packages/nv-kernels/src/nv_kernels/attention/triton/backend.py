@@ -74,8 +74,14 @@ class TritonAttention:
         """Return the layout that a layer's cache must have."""
         return card_layout(self.shape, num_blocks, dtype)
 
-    def plan(self, metadata: AttentionMetadata) -> TritonPlan:
-        """Divide the step's work on the device, once for all layers.
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Name a feature of the spec, none of which is built here."""
+        if not spec.features:
+            return None
+        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+
+    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> TritonPlan:
+        """Divide the step's work on the device, once for all layers of a window.
 
         The plan reads lengths and block tables on the device, in stream order. Plans with the same
         bounds share buffers: use a plan before the next call.
@@ -95,6 +101,8 @@ class TritonAttention:
         metadata: AttentionMetadata,
         plan: TritonPlan,
         spec: AttentionSpec,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -106,6 +114,7 @@ class TritonAttention:
             metadata: the step's.
             plan: what `plan` returned for this metadata.
             spec: how the layer attends.
+            sinks: [Hq], if the spec has sinks.
 
         Returns:
             [T, Hq, D] in q's dtype.

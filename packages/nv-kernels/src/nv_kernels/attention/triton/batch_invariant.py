@@ -145,8 +145,14 @@ class BatchInvariantTritonAttention:
         """Return the layout that a layer's cache must have: that of the `triton` backend."""
         return card_layout(self.shape, num_blocks, dtype)
 
-    def plan(self, metadata: AttentionMetadata) -> BatchInvariantPlan:
-        """List the step's query tiles on the device, once for all layers.
+    def refusal(self, spec: AttentionSpec) -> str | None:
+        """Name a feature of the spec, none of which is built here."""
+        if not spec.features:
+            return None
+        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+
+    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> BatchInvariantPlan:
+        """List the step's query tiles on the device, once for all layers of a window.
 
         Use it before the next `plan`: the buffers are shared.
         """
@@ -163,6 +169,8 @@ class BatchInvariantTritonAttention:
         metadata: AttentionMetadata,
         plan: BatchInvariantPlan,
         spec: AttentionSpec,
+        *,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend each query to the keys of its own sequence, up to its own position.
 
@@ -172,6 +180,7 @@ class BatchInvariantTritonAttention:
             metadata: the step's.
             plan: what `plan` returned for this metadata.
             spec: how the layer attends.
+            sinks: [Hq], if the spec has sinks.
 
         Returns:
             [T, Hq, D] in q's dtype.
