@@ -122,11 +122,10 @@ def test_control_words_that_are_not_tokens_are_warned_of(check, written, lost):
         "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>",
         "{{ bos_token }}[INST] {{ m.content | trim }} [/INST]{{ eos_token }}",
         "<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n",  # Zephyr
-        "### {{ m.role | upper }}: {{ m.content | upper }} <b>x < y</b> <|| |> <tool_call>",
+        "### {{ m.role | upper }}: {{ m.content }} <b>x < y</b> <|| |> <tool_call>",
         "{% for c in m.content %}{{ c.text }}{% endfor %}",
         "{{ m | tojson }}",
-        "{{ m.content[1:] }}",
-        "{{ m.content | reverse }}",
+        "{{ m.content | trim }}",
         "{% if m.role == 'user' %}{{ m.content }}{% else %}{{ raise_exception('no') }}{% endif %}",
         "{% if tools is not none %}<|tools|>{% endif %}{{ m.content }}",
         "{% if m.role != 'tool' %}{{ m.content }}{% else %}{{ raise_exception('no') }}{% endif %}",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 from nv_models.listing import first_few
 
+from nv_api.chat_losses import losses
 from nv_api.probe import FORMS, ROLES, TEMPLATE_ERRORS, conversation_of, probes_of, rendered
 from nv_api.tokenizer import Tokenizer
 
@@ -27,6 +28,8 @@ PLAIN = frozenset(f"<|{role}|>" for roles in ROLES for role in roles)
 """Words that Zephyr, TinyLlama and OLMo were trained to read as several tokens."""
 LENGTH = 8
 """Characters of a message's text."""
+DEFAULT = "the chat template of"
+"""The name of the template that every chat uses begins with this."""
 TEXTS = ("Hello", "What is 2 + 2?")
 """Two texts, of which a template that reads messages makes two prompts."""
 ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
@@ -83,32 +86,42 @@ def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
 
     Warns:
         UserWarning: a default template that fails on a user's message; a template that does not
-            print it; or one with control words that are not tokens.
+            print it; one that loses or changes other parts of a conversation; or one with control
+            words that are not tokens.
     """
     templates: Templates = tokenizer.backend.chat_template
     named = templates if isinstance(templates, dict) else {"default": templates}
     for name, template in named.items():
-        if not template:
-            continue
-        subject = f"the chat template{'' if name == 'default' else f' {name!r}'} of {source}"
-        done, error = _rendered(template)
-        if error and name == "default":  # others may need tools or documents
-            warnings.warn(f"{subject} fails on a user's message ({error}): {ADVICE}", stacklevel=5)
-        if done and not any(each.printed() for each in done) and not _reads_messages(template):
-            raise ValueError(f"{subject} prints the text of no message: {ADVICE}")
-        if done and not any("user" in each.printed() for each in done):
-            warnings.warn(
-                f"{subject} does not print the content of a message with the role 'user', so that "
-                f"the model does not see it: {ADVICE}",
-                stacklevel=5,
-            )
-        if words := _cut_words(done, tokenizer):
-            warnings.warn(
-                f"{subject} writes {', '.join(first_few(words))}, which the vocabulary does not "
-                "have as single tokens: if the model was not trained with such words cut into "
-                f"several tokens, {ADVICE}",
-                stacklevel=5,
-            )
+        if template:
+            start = DEFAULT if name == "default" else f"the chat template {name!r} of"
+            _check(template, f"{start} {source}", tokenizer)
+
+
+def _check(template: str, subject: str, tokenizer: Tokenizer) -> None:
+    """Check one template; `subject` is its name in messages."""
+    done, error = _rendered(template)
+    if done and not any(each.printed() for each in done) and not _reads_messages(template):
+        raise ValueError(f"{subject} prints the text of no message: {ADVICE}")
+    if error and subject.startswith(DEFAULT):  # others may need tools or documents
+        _warn(f"{subject} fails on a user's message ({error}): {ADVICE}")
+    if done and not any("user" in each.printed() for each in done):
+        _warn(
+            f"{subject} does not print the content of a message with the role 'user', so that the "
+            f"model does not see it: {ADVICE}"
+        )
+    for loss in losses(template):
+        _warn(f"{subject} {loss}: {ADVICE}")
+    if words := _cut_words(done, tokenizer):
+        _warn(
+            f"{subject} writes {', '.join(first_few(words))}, which the vocabulary does not have "
+            "as single tokens: if the model was not trained with such words cut into several "
+            f"tokens, {ADVICE}"
+        )
+
+
+def _warn(sentence: str) -> None:
+    """Warn, at the line of the user that makes an LLM."""
+    warnings.warn(sentence, stacklevel=7)
 
 
 def _rendered(template: str) -> tuple[list[_Rendered], str]:

@@ -15,9 +15,9 @@ from nv_engine.values import boolean, shown
 
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
-from nv_api.probe import TEMPLATE_ERRORS, printed_form
+from nv_api.probe import TEMPLATE_ERRORS, form_of
 from nv_api.prompts import TokenPrompt, checked_text
-from nv_api.template import ContentForm, content_form
+from nv_api.template import ContentForm
 from nv_api.tokenizer import Tokenizer, existing
 from nv_api.tool_calls import parsed_calls, parsed_function
 
@@ -79,8 +79,7 @@ class Rendering:
         """The form of content that a template gets: the requested one, or the one that it reads."""
         if self.chat_template_content_format != "auto":
             return self.chat_template_content_format
-        read = content_form(template)
-        return printed_form(template) if read == "string" else read
+        return form_of(template)
 
 
 def conversation_list(messages: object) -> list[list[dict[str, Any]]]:

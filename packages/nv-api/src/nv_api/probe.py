@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jinja2 import TemplateError
 
 from nv_api.content import in_form
-from nv_api.template import NUM_TEMPLATES
+from nv_api.template import NUM_TEMPLATES, ContentForm, content_form
 
 TEMPLATE_ERRORS = (
     ArithmeticError,
@@ -49,6 +49,12 @@ VARIABLES = {**dict.fromkeys(SPECIAL, ""), "tools": None, "documents": None}
 
 Printed = Literal["string", "openai"]
 FORMS: tuple[Printed, ...] = ("string", "openai")
+
+
+def form_of(template: str) -> ContentForm:
+    """The form of content that a template gets: the one that it reads, or that it prints."""
+    read = content_form(template)
+    return printed_form(template) if read == "string" else read
 
 
 @lru_cache(NUM_TEMPLATES)
