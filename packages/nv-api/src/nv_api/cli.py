@@ -255,6 +255,14 @@ def serve(
         float | None, typer.Option(help="Seconds between comments in a silent stream.")
     ] = None,
     log_requests: Annotated[str, typer.Option(help="none, ids or text.")] = "none",
+    otlp_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp-endpoint",
+            "--otlp-traces-endpoint",
+            help="URL for OpenTelemetry's spans of requests.",
+        ),
+    ] = None,
 ) -> None:
     """Serve MODEL over HTTP, with OpenAI's routes.
 
@@ -284,6 +292,7 @@ def serve(
             drain_seconds=drain_seconds,
             ping_interval=ping_interval,
             log_requests=log_requests,
+            otlp_endpoint=otlp_endpoint,
         )
         listening = Listening(
             host=host,

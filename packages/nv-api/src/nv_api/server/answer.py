@@ -6,6 +6,7 @@ it early, its sequences are aborted and its place in the queue is free.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from nv_engine import SamplingParams
 from starlette.requests import Request
@@ -35,6 +36,7 @@ class Answer(Response):
         self.background = None
         self._service: Service = service_of(request)
         self._job = job
+        self._scope = request.scope
         self._request_id: str = request.state.request_id
         self._arrived_at = asyncio.get_running_loop().time()
         ignored = ", ".join(job.ignored).encode()
@@ -72,14 +74,26 @@ class Answer(Response):
             streams = await submit(service.llm, prompts, params)
         except ApiError as error:
             raise await job.explained(error) from error
-        with Generation(
-            service.llm, streams, params, service.metrics, self._arrived_at
-        ) as generation:
+        with (
+            Generation(
+                service.llm, streams, params, service.metrics, self._arrived_at
+            ) as generation,
+            self._traced(params, generation),
+        ):
             if job.is_streamed:
                 await self._stream(guard, generation, EventStream(send, self._more_headers))
             else:
                 await self._send_whole(generation, send)
             self._log(prompts, params, generation)
+
+    def _traced(
+        self, params: Sequence[SamplingParams], generation: Generation
+    ) -> AbstractContextManager[None]:
+        """Around the request's time in the engine: its span, if the options ask for one."""
+        if self._service.tracing is None:
+            return nullcontext()
+        seconds = asyncio.get_running_loop().time() - self._arrived_at
+        return self._service.tracing.request(self._scope, params, generation, seconds)
 
     async def _stream(self, guard: Guard, generation: Generation, stream: EventStream) -> None:
         """Send events as they come; an error from here on is an event too."""

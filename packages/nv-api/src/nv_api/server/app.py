@@ -132,6 +132,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         pulse.cancel()
+        if service.tracing is not None:
+            await asyncio.to_thread(service.tracing.close)
 
 
 async def _describe(request: Request) -> Response:

@@ -12,6 +12,7 @@ from nv_engine import SamplingParams, values
 from nv_engine.values import shown
 
 from nv_api.said import REASONING_PARSERS, TOOL_CALL_PARSERS
+from nv_api.server.tracing import checked_endpoint
 
 LOG_REQUESTS = ("none", "ids", "text")
 GENERATION_CONFIGS = ("auto", "nv")
@@ -40,6 +41,7 @@ class ServeOptions:
 
     Raises:
         ValueError: at construction, for a value out of range; names the option, value and range.
+        ImportError: at construction, for `otlp_endpoint` without the extra `nv-api[otlp]`.
     """
 
     model: str
@@ -80,6 +82,8 @@ class ServeOptions:
     """Seconds between comments in a stream that is silent; None: a stream has no comments."""
     log_requests: str = "none"
     """Lines of the log for each request: "none", "ids" or "text" (prompts and answers)."""
+    otlp_endpoint: str | None = None
+    """Where OpenTelemetry's spans of requests are sent; None: there are none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
@@ -95,6 +99,8 @@ class ServeOptions:
         self._make("drain_seconds", values.real, 0.0, MAX_SECONDS)
         if self.ping_interval is not None:
             self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
+        if self.otlp_endpoint is not None:
+            self._make("otlp_endpoint", lambda _, text: checked_endpoint(text))
         self._check_override()
         _one_of("log_requests", self.log_requests, LOG_REQUESTS)
         _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)

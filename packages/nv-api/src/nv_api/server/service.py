@@ -20,6 +20,7 @@ from nv_api.server.llm import ServedLLM
 from nv_api.server.metrics import Metrics
 from nv_api.server.options import ServeOptions
 from nv_api.server.parsers import Parsers
+from nv_api.server.tracing import Tracing
 
 LOGGER = logging.getLogger("nv.server")
 PULSE_SECONDS = 0.25
@@ -34,17 +35,21 @@ class Service:
     lifecycle: Lifecycle
     admission: Admission
     metrics: Metrics
+    tracing: Tracing | None
+    """None: requests have no spans."""
     started_at: int
 
     @classmethod
     def of(cls, llm: ServedLLM, options: ServeOptions) -> "Service":
         """The parts for a model."""
+        endpoint = options.otlp_endpoint
         return cls(
             llm=llm,
             options=options,
             lifecycle=Lifecycle(llm, options.stall_seconds),
             admission=Admission(options.max_queue, lambda: llm.stats.num_running),
             metrics=Metrics(llm, options.names[0]),
+            tracing=None if endpoint is None else Tracing(endpoint, options.names[0]),
             started_at=int(time.time()),
         )
 
