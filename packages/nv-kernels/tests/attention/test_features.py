@@ -7,7 +7,17 @@ import nv_kernels as nk
 import pytest
 import torch
 from attention_cases import assert_attends, step
+from nv_kernels.attention.batch_invariant_torch import BatchInvariantTorchAttention
+from nv_kernels.attention.cpp import CPUAttention
 from nv_kernels.attention.torch import TorchAttention
+from nv_kernels.cpp.library import find_compiler
+
+COMPILED = pytest.mark.skipif(not find_compiler(), reason="no C++ compiler")
+BACKENDS = [
+    TorchAttention,
+    BatchInvariantTorchAttention,
+    pytest.param(CPUAttention, marks=COMPILED),
+]
 
 SPECS = {
     "window of 1": {"window": 1},
@@ -20,6 +30,12 @@ SPECS = {
     "all": {"window": 19, "softcap": 1.3, "sinks": True},
 }
 ROWS = [(1, 1), (1, 0), (1, 40), (1, 90), (1, 17), (5, 5), (40, 75), (300, 310), (0, 0), (3, 64)]
+
+
+def case_for(backend, rows, **options):
+    """A step on the CPU in the backend's own layout."""
+    order = "NHD" if backend is TorchAttention else "HND"
+    return step(rows, device="cpu", head_dim=32, block_size=16, order=order, **options)
 
 
 def with_features(case, **features):
@@ -58,29 +74,32 @@ def test_the_definition_is_a_sum_over_the_keys_of_the_window(features):
 
 
 @pytest.mark.parametrize("features", SPECS.values(), ids=SPECS)
-@pytest.mark.parametrize("heads", [(3, 3), (4, 2), (6, 2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("backend", [TorchAttention])
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [((3, 3), torch.float32), ((4, 2), torch.bfloat16), ((6, 2), torch.float32)],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_of_all_kinds_of_rows(backend, dtype, heads, features):
-    options = {"heads": heads, "head_dim": 32, "block_size": 16, "dtype": dtype, "padding": 3}
-    case, sinks = with_features(step(ROWS, device="cpu", **options), **features)
+    case = case_for(backend, ROWS, heads=heads, dtype=dtype, padding=3)
+    case, sinks = with_features(case, **features)
     made = backend(case.shape, "a test")
     assert made.refusal(case.spec) is None
     assert_attends(attend(made, case, sinks), expected(case, sinks))
 
 
-@pytest.mark.parametrize("backend", [TorchAttention])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_an_fp8_cache(backend):
-    case = step([(1, 40), (1, 90), (40, 75)], device="cpu", head_dim=32, block_size=16, fp8=True)
+    case = case_for(backend, [(1, 40), (1, 90), (40, 75)], fp8=True)
     case, sinks = with_features(case, **SPECS["all"])
     assert_attends(attend(backend(case.shape, "a test"), case, sinks), expected(case, sinks))
 
 
-@pytest.mark.parametrize("backend", [TorchAttention])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_window_never_reads_the_keys_before_it(backend):
     """Blocks before the windows of all rows hold NaN."""
-    case = step([(1, 200), (1, 140), (20, 180)], device="cpu", head_dim=32, block_size=16)
-    for row, (query_len, context_len) in enumerate([(1, 200), (1, 140), (20, 180)]):
+    rows = [(1, 200), (1, 140), (20, 180)]
+    case = case_for(backend, rows)
+    for row, (query_len, context_len) in enumerate(rows):
         gone = (context_len - query_len + 1 - 33) // 16
         for cache in (case.kv.k, case.kv.v):
             cache[case.metadata.block_tables[row, :gone].long()] = float("nan")
@@ -91,6 +110,28 @@ def test_a_window_never_reads_the_keys_before_it(backend):
     for cache in (case.kv.k, case.kv.v):
         cache.nan_to_num_(0.0)
     assert_attends(out, expected(case, sinks))
+
+
+@pytest.mark.parametrize("features", ["window inside a block", "window over blocks", "all"])
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_a_token_s_bits_do_not_depend_on_the_step(backend, features):
+    contexts = [300, 170]
+    rows = [(context, context) for context in contexts]
+    case = case_for(backend, rows, heads=(6, 2), dtype=torch.float32)
+    case, sinks = with_features(case, **SPECS[features])
+    made = backend(case.shape, "a test")
+    queries = case.q.split(contexts)
+    prompts = attend(made, case, sinks).split(contexts)
+    for chunks in [(1, 300), (1, 170)], [(1, 77), (90, 161)], [(40, 200), (0, 0)], [(9, 9), (1, 1)]:
+        parts = [q[end - size : end] for q, (size, end) in zip(queries, chunks, strict=True)]
+        expected = [out[end - size : end] for out, (size, end) in zip(prompts, chunks, strict=True)]
+        starts = torch.tensor([0, chunks[0][0], len(torch.cat(parts))], dtype=torch.int32)
+        lengths = torch.tensor([end for _, end in chunks], dtype=torch.int32)
+        step_of_chunks = nk.AttentionMetadata(
+            starts, lengths, case.metadata.block_tables, 300, 300, 0
+        )
+        out = attend(made, replace(case, q=torch.cat(parts), metadata=step_of_chunks), sinks)
+        assert torch.equal(out, torch.cat(expected))
 
 
 def test_a_spec_names_its_features_and_refuses_what_has_no_meaning():

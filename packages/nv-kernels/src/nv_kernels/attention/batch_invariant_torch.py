@@ -2,7 +2,8 @@
 
 Owns the arithmetic. Every product has one shape, [R, D] by [KEYS, D] and [R, KEYS] by [KEYS, D],
 for one of two R that give the same bits on this machine; the maximum is a row's own, and the tiles'
-sums are added in order of position. Never reads lengths: `tiling` does.
+sums are added in order of position, a sink last. A tile before a row's window adds exact zeros.
+Never reads lengths: `tiling` does.
 """
 
 from __future__ import annotations
@@ -55,10 +56,12 @@ class Tiling:
     Attributes:
         batches: of the step's query tiles.
         is_whole: True if every query row is in a batch.
+        window: keys that a query row reads at most; None: all.
     """
 
     batches: list[TileBatch]
     is_whole: bool
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -87,18 +90,15 @@ class BatchInvariantTorchAttention:
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
         )
 
-    def refusal(self, spec: AttentionSpec) -> str | None:
-        """Name a feature of the spec, none of which is built here."""
-        if not spec.features:
-            return None
-        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+    def refusal(self, spec: AttentionSpec) -> None:
+        """It computes every feature."""
 
     def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Tiling:
         """Cut the step into tiles, once for all layers of a window."""
         group = self.shape.num_q_heads // self.shape.num_kv_heads
         heights = _heights(self.shape.head_dim, torch.get_num_threads())
         few_rows = min((height for height in heights if height >= group), default=TALL)
-        return Tiling(*cut(metadata, self.shape, few_rows))
+        return Tiling(*cut(metadata, self.shape, few_rows, window), window)
 
     def attend(
         self,
@@ -123,33 +123,49 @@ class BatchInvariantTorchAttention:
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
         """
+        assert plan.window == spec.window
+        assert spec.sinks == (sinks is not None)
         whole = plan.is_whole and int(metadata.query_start[-1]) == q.shape[0]
         out = torch.empty_like(q) if whole else torch.zeros_like(q)
         for batch in plan.batches:
-            attended = _attend(q[batch.query_rows], batch, kv, self.scratch, scale=spec.scale)
+            attended = _attend(q[batch.query_rows], batch, kv, self.scratch, spec, sinks=sinks)
             out[batch.out_rows] = attended.to(q.dtype)
         return out
 
 
 def _attend(
-    q: torch.Tensor, batch: TileBatch, kv: KVCache, scratch: Scratch, *, scale: float
+    q: torch.Tensor,
+    batch: TileBatch,
+    kv: KVCache,
+    scratch: Scratch,
+    spec: AttentionSpec,
+    *,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Attend a batch of items: q [I, tokens, Hq, D] -> [N, Hq, D] fp32, the real tokens."""
     items, tokens, num_q_heads, dim = q.shape
     heads = kv.k.shape[2]
     group = num_q_heads // heads
     rows = q.view(items, tokens, heads, group, dim).transpose(1, 2)  # [I, H, tokens, G, D]
-    rows = rows.reshape(items, heads, tokens * group, dim).float() * (scale * kv.k_scale)
+    rows = rows.reshape(items, heads, tokens * group, dim).float() * (spec.scale * kv.k_scale)
     rows = functional.pad(rows, (0, 0, 0, batch.num_rows - tokens * group))  # [I, H, R, D]
     k = _gather(kv.k, batch, scratch)  # [F H, KEYS, D]
     tiles, shape = batch.item_of_tile.shape[0], (heads, batch.num_rows)
     scores = torch.bmm(rows[batch.item_of_tile].flatten(0, 1), k.transpose(1, 2))
+    if spec.softcap is not None:
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     scores = scores.view(tiles, *shape, KEYS).add_(batch.mask)
     top = _over_tiles(scores.amax(-1), batch.counts, torch.maximum)  # [I, H, R]
+    if sinks is not None:
+        logits = sinks.float().view(heads, 1, group).expand(-1, tokens, -1).flatten(1)
+        logits = functional.pad(logits, (0, batch.num_rows - tokens * group))  # [H, R]
+        top = torch.maximum(top, logits)
     weights = scores.sub_(top[batch.item_of_tile][..., None]).exp_()
     v = _gather(kv.v, batch, scratch)
     values = torch.bmm(weights.flatten(0, 1), _widened(v)).view(tiles, *shape, -1)[..., :dim]
     total = _over_tiles(weights.sum(-1), batch.counts, torch.add)
+    if sinks is not None:
+        total = total + (logits - top).exp_()
     summed = _over_tiles(values, batch.counts, torch.add) / total[..., None]
     out = summed[:, :, : tokens * group].reshape(items, heads, tokens, group, dim)
     by_token = out.transpose(1, 2).reshape(items * tokens, num_q_heads, dim)

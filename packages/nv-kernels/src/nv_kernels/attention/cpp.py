@@ -76,14 +76,11 @@ class CPUAttention:
             num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, "HND"
         )
 
-    def refusal(self, spec: AttentionSpec) -> str | None:
-        """Name a feature of the spec, none of which is built here."""
-        if not spec.features:
-            return None
-        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+    def refusal(self, spec: AttentionSpec) -> None:
+        """It computes every feature."""
 
     def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Tables:
-        """Convert the tables to contiguous int32, once for all layers of a window."""
+        """Convert the tables to contiguous int32, once for all layers, whatever the window."""
         return Tables(
             metadata.query_start.int().contiguous(),
             metadata.context_lens.int().contiguous(),
@@ -115,13 +112,16 @@ class CPUAttention:
         """
         call = kernel("attention", q.dtype, kv.k.dtype)
         assert call is not None, f"no kernel for {q.dtype} over {kv.k.dtype}"
+        assert spec.sinks == (sinks is not None)
+        logits = None if sinks is None else sinks.float().contiguous()  # [Hq]
         q = q.contiguous()
         out = torch.empty_like(q)
         call(
             *(q.data_ptr(), *kv.arguments, plan.query_start.data_ptr()),
             *(plan.context_lens.data_ptr(), plan.block_tables.data_ptr()),
             *(*plan.block_tables.shape, q.shape[1], kv.k.shape[2], q.shape[2]),
-            *(spec.scale * kv.k_scale, kv.v_scale, out.data_ptr(), q.shape[0]),
+            *(spec.scale * kv.k_scale, kv.v_scale, spec.window or 0, spec.softcap or 0.0),
+            *(None if logits is None else logits.data_ptr(), out.data_ptr(), q.shape[0]),
             torch.get_num_threads(),
         )
         return out

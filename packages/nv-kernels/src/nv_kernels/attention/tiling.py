@@ -4,9 +4,10 @@ Owns the index tensors and masks of a step, made once and shared by all layers. 
 or values.
 
 An item is a query tile of one sequence: one token, or up to TALL rows of a chunk. Its keys are
-tiles of KEYS tokens at absolute positions. Items with the same number of rows form a batch, those
-with more tiles first. The tiles of a batch are ordered by their place in the sequence, then by
-item, so that the tiles at one place are a slice and belong to the first items.
+tiles of KEYS tokens at absolute positions, with a window from the tile of its first key on. Items
+with the same number of rows form a batch, those with more tiles first. The tiles of a batch are
+ordered by their place in the item, then by item, so that the tiles at one place are a slice and
+belong to the first items.
 
 A run is the largest number of tokens that lie together both in a block and in a tile.
 """
@@ -40,11 +41,11 @@ class TileBatch:
         kept: [N] places among the I * tokens that are not such repetitions.
         out_rows: [N] rows of the output that they write.
         item_of_tile: [F] the item that each tile belongs to.
-        counts: for each place in the sequence, the number of items that have a tile there.
+        counts: for each place in an item, the number of items that have a tile there.
         runs: [F * Hkv * KEYS / run tokens] runs of the cache, each of one head.
         mask: [F, 1, R, KEYS], R 1 where items have one token: 0, or -inf for keys that the row must
             not see.
-        absent: [A] rows among the gathered [F * Hkv * KEYS]: keys past the item's last.
+        absent: [A] rows among the gathered [F * Hkv * KEYS]: keys that no row of the item reads.
     """
 
     num_rows: int
@@ -63,11 +64,16 @@ class _Item:
     row: int  # of the block table
     query: int  # first row of q
     num_tokens: int
-    seen: int  # keys that the last token attends to
+    seen: int  # the position after the last token's
+    first_key: int  # the first position that the first token reads
+
+    @property
+    def first_tile(self) -> int:
+        return self.first_key // KEYS
 
     @property
     def num_tiles(self) -> int:
-        return -(-self.seen // KEYS)
+        return -(-self.seen // KEYS) - self.first_tile
 
 
 def run_tokens(block_size: int) -> int:
@@ -76,7 +82,7 @@ def run_tokens(block_size: int) -> int:
 
 
 def cut(
-    metadata: AttentionMetadata, shape: AttentionShape, few_rows: int
+    metadata: AttentionMetadata, shape: AttentionShape, few_rows: int, window: int | None = None
 ) -> tuple[list[TileBatch], bool]:
     """Cut a step. Reads the metadata on the host.
 
@@ -84,22 +90,25 @@ def cut(
         metadata: the step's.
         shape: of attention.
         few_rows: rows of an item with one token; other items have TALL rows.
+        window: keys that a token reads at most; None: all.
 
     Returns:
         The batches, and whether every query row belongs to one.
     """
     group = shape.num_q_heads // shape.num_kv_heads
     per_tile = max(1, TALL // group)
-    items = list(_items(metadata, per_tile))
+    items = list(_items(metadata, per_tile, window))
     single = [item for item in items if item.num_tokens == 1]
     longer = [item for item in items if item.num_tokens > 1]
     tables = metadata.block_tables
-    batches = [_batch(part, 1, few_rows, tables, shape) for part in _parts(single, few_rows, shape)]
-    batches += [_batch(part, per_tile, TALL, tables, shape) for part in _parts(longer, TALL, shape)]
+    batches = []
+    for some, tokens, rows in (single, 1, few_rows), (longer, per_tile, TALL):
+        parts = _parts(some, rows, shape)
+        batches += [_batch(part, tokens, rows, tables, shape, window=window) for part in parts]
     return batches, sum(item.num_tokens for item in items) == int(metadata.query_start[-1])
 
 
-def _items(metadata: AttentionMetadata, per_tile: int) -> Iterator[_Item]:
+def _items(metadata: AttentionMetadata, per_tile: int, window: int | None) -> Iterator[_Item]:
     starts = metadata.query_start.tolist()
     for row, context in enumerate(metadata.context_lens.tolist()):
         first, end = starts[row], starts[row + 1]
@@ -107,7 +116,9 @@ def _items(metadata: AttentionMetadata, per_tile: int) -> Iterator[_Item]:
             continue
         for query in range(first, end, per_tile):
             stop = min(query + per_tile, end)
-            yield _Item(row, query, stop - query, context - (end - stop))
+            seen = context - (end - stop)
+            reach = seen if window is None else stop - query + window - 1
+            yield _Item(row, query, stop - query, seen, max(0, seen - reach))
 
 
 def _parts(items: list[_Item], num_rows: int, shape: AttentionShape) -> Iterator[list[_Item]]:
@@ -126,27 +137,37 @@ def _parts(items: list[_Item], num_rows: int, shape: AttentionShape) -> Iterator
 
 
 def _batch(
-    items: list[_Item], tokens: int, num_rows: int, tables: torch.Tensor, shape: AttentionShape
+    items: list[_Item],
+    tokens: int,
+    num_rows: int,
+    tables: torch.Tensor,
+    shape: AttentionShape,
+    *,
+    window: int | None,
 ) -> TileBatch:
     device = tables.device
-    query, used, seen, row = torch.tensor(
-        [(item.query, item.num_tokens, item.seen, item.row) for item in items], device=device
-    ).unbind(1)  # [I] each
+    columns = [(i.query, i.num_tokens, i.seen, i.first_key, i.row) for i in items]
+    query, used, seen, first_key, row = torch.tensor(columns, device=device).unbind(1)  # [I] each
     token = torch.arange(tokens, device=device)
     query_rows = query[:, None] + torch.minimum(token, used[:, None] - 1)  # [I, tokens]
     kept = (token < used[:, None]).flatten().nonzero()[:, 0]
-    num_tiles = (seen + KEYS - 1) // KEYS
+    num_tiles = (seen + KEYS - 1) // KEYS - first_key // KEYS
     places = torch.arange(items[0].num_tiles, device=device)
     there = places[:, None] < num_tiles  # [places, I]
     place, item = there.nonzero().unbind(1)  # [F] each, ordered by place, then item
-    keys = (place * KEYS)[:, None] + torch.arange(KEYS, device=device)  # [F, KEYS]
-    past = (keys >= seen[item, None])[:, None].expand(-1, shape.num_kv_heads, -1)
+    tile = first_key[item] // KEYS + place
+    keys = (tile * KEYS)[:, None] + torch.arange(KEYS, device=device)  # [F, KEYS]
+    unread = (keys >= seen[item, None]) | (keys < first_key[item, None])
+    absent = unread[:, None].expand(-1, shape.num_kv_heads, -1).flatten().nonzero()[:, 0]
     group = shape.num_q_heads // shape.num_kv_heads
     rows = torch.arange(num_rows if tokens > 1 else 1, device=device)
     token_of_row = torch.minimum(rows // group, used[:, None] - 1)  # [I, R]
     visible = ((seen - used)[:, None] + token_of_row + 1)[item]  # [F, R]
     mask = torch.zeros(keys.shape[0], 1, rows.shape[0], KEYS, device=device)
-    mask.masked_fill_(keys[:, None, None] >= visible[:, None, :, None], float("-inf"))
+    hidden = keys[:, None, None] >= visible[:, None, :, None]
+    if window is not None:
+        hidden |= keys[:, None, None] < visible[:, None, :, None] - window
+    mask.masked_fill_(hidden, float("-inf"))
     return TileBatch(
         num_rows=num_rows,
         query_rows=query_rows,
@@ -154,28 +175,31 @@ def _batch(
         out_rows=query_rows.flatten()[kept],
         item_of_tile=item,
         counts=tuple(there.sum(1).tolist()),
-        runs=_runs(place, row[item], seen[item], tables, shape),
+        runs=_runs(tile, row[item], seen[item], tables, shape, first_key=first_key[item]),
         mask=mask,
-        absent=past.flatten().nonzero()[:, 0],
+        absent=absent,
     )
 
 
 def _runs(
-    place: torch.Tensor,
+    tile: torch.Tensor,
     row: torch.Tensor,
     seen: torch.Tensor,
     tables: torch.Tensor,
     shape: AttentionShape,
+    *,
+    first_key: torch.Tensor,
 ) -> torch.Tensor:
     """Number the runs of tiles [F]: tile by tile, then head by head.
 
-    A run past the sequence's last token is replaced by the sequence's first run, so that blocks of
-    other sequences are never read. Only the rest of the last token's own block is.
+    A run without a key of the item is replaced by the run of the item's first key, so that blocks
+    of other sequences are never read. Only the rest of the first and last keys' own runs is.
     """
     size = run_tokens(shape.block_size)
     device = tables.device
-    position = place[:, None] * KEYS + torch.arange(0, KEYS, size, device=device)  # [F, runs]
-    position = torch.where(position < seen[:, None], position, 0)
+    position = tile[:, None] * KEYS + torch.arange(0, KEYS, size, device=device)  # [F, runs]
+    own = (first_key // size * size)[:, None]
+    position = torch.where((position >= own) & (position < seen[:, None]), position, own)
     block = tables[row[:, None], position // shape.block_size].long()
     head = torch.arange(shape.num_kv_heads, device=device)[:, None]
     per_block = shape.block_size // size

@@ -2,7 +2,7 @@
 //
 // Online softmax (Milakov and Gimelshein, 2018) over runs of KEYS tokens at absolute positions. The
 // sums of a query row are in order of position, so that they do not depend on the step. Only tokens
-// of the row's own sequence, up to its own position, are read.
+// of the row's own sequence, up to its own position, are read, and with a window only its last ones.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,15 +15,23 @@ constexpr int TILE = 4;   // query rows whose sums are in registers at the same 
 
 struct Shape {
     int64_t q_heads, kv_heads, dim;
-    float scale;    // of a score
-    float v_scale;  // of a stored value
+    float scale;         // of a score
+    float v_scale;       // of a stored value
+    int64_t window;      // tokens that a row attends to at most; 0: all
+    float softcap;       // 0: none
+    const float* sinks;  // [q_heads], or null
 };
 
-// Scores of up to TILE rows [TILE][dim] with each of `count` keys, into [row][KEYS].
+struct Span {  // tokens `first` to `last` - 1 of a sequence
+    int64_t first, last;
+};
+
+// Scores of up to TILE rows [TILE][dim] with keys `first` to `last` - 1, into [row][KEYS].
 template <int R, typename S>
-inline void score(const float* q, const S* const* keys, int count, int64_t dim, float* scores) {
+inline void score(const float* q, const S* const* keys, int first, int last, int64_t dim,
+                  float* scores) {
     float parts[R][KEYS][4];
-    for (int t = 0; t < count; t++) {
+    for (int t = first; t < last; t++) {
         Vec total[R] = {};
         for (int64_t d = 0; d < dim; d += LANES) {
             Vec key = load(keys[t] + d);
@@ -35,9 +43,18 @@ inline void score(const float* q, const S* const* keys, int count, int64_t dim, 
         }
     }
     for (int r = 0; r < R; r++)
-        for (int t = 0; t < count; t++) {
+        for (int t = first; t < last; t++) {
             const float* f = parts[r][t];
             scores[r * KEYS + t] = (f[0] + f[2]) + (f[1] + f[3]);
+        }
+}
+
+// Cap scores [row][KEYS] of keys `first` to `last` - 1 softly, a vector at a time.
+inline void cap(float* scores, int num_rows, int first, int last, float softcap) {
+    for (int r = 0; r < num_rows; r++)
+        for (int t = first / LANES * LANES; t < last; t += LANES) {
+            float* some = scores + r * KEYS + t;
+            store(some, tangent(load(some) * (1.0f / softcap)) * softcap);
         }
 }
 
@@ -45,6 +62,7 @@ inline void score(const float* q, const S* const* keys, int count, int64_t dim, 
 template <int R, typename S>
 inline void accumulate(const float* weights, const S* const* values, int first, int last,
                        int64_t dim, float* sums) {
+    if (first >= last) return;
     for (int64_t d = 0; d < dim; d += 4 * LANES) {
         int vectors = int(std::min<int64_t>(4, (dim - d) / LANES));
         Vec total[R][4] = {};
@@ -69,30 +87,40 @@ inline void accumulate(const float* weights, const S* const* values, int first, 
     }
 }
 
-// Up to TILE rows of one kv head; row r attends to the tokens before seen[r], which rises with r.
+// Up to TILE rows of one kv head; row r attends to the tokens of seen[r], whose ends rise with r. Where
+// there are sinks [R], a row's sum starts with its sink, which has no value.
 template <int R, typename S>
-void attend_rows(const float* q, const int64_t* seen, const Cache<S>& k, const Cache<S>& v,
-                 const int32_t* blocks, int64_t head, const Shape& shape, float* sums) {
+void attend_rows(const float* q, const Span* seen, const float* sinks, const Cache<S>& k,
+                 const Cache<S>& v, const int32_t* blocks, int64_t head, const Shape& shape,
+                 float* sums) {
     float top[R], total[R], scores[R * KEYS];
     const S *keys[KEYS], *values[KEYS];
-    std::fill(top, top + R, -INFINITY);
-    std::fill(total, total + R, 0.0f);
+    for (int r = 0; r < R; r++) {
+        top[r] = sinks ? sinks[r] : -INFINITY;
+        total[r] = sinks ? 1.0f : 0.0f;
+    }
     std::fill(sums, sums + R * shape.dim, 0.0f);
-    for (int64_t start = 0; start < seen[R - 1]; start += KEYS) {
-        int count = int(std::min<int64_t>(KEYS, seen[R - 1] - start));
-        for (int t = 0; t < count; t++) {
+    int64_t last_key = seen[R - 1].last;
+    for (int64_t start = seen[0].first / KEYS * KEYS; start < last_key; start += KEYS) {
+        int begin = int(std::max<int64_t>(0, seen[0].first - start));
+        int count = int(std::min<int64_t>(KEYS, last_key - start));
+        for (int t = begin; t < count; t++) {
             int64_t position = start + t, block = blocks[position / k.block_size];
             int64_t slot = block * k.block_size + position % k.block_size;
             keys[t] = k.at(slot, head);
             values[t] = v.at(slot, head);
         }
-        score<R>(q, keys, count, shape.dim, scores);
-        int shared = count;  // tokens that all rows attend to
+        score<R>(q, keys, begin, count, shape.dim, scores);
+        if (shape.softcap > 0) cap(scores, R, begin, count, shape.softcap);
+        int first[R], last[R], shared_first = begin, shared_last = count;  // of all rows
         for (int r = 0; r < R; r++) {
-            int own = int(std::clamp<int64_t>(seen[r] - start, 0, count));
-            shared = std::min(shared, own);
+            first[r] = int(std::clamp<int64_t>(seen[r].first - start, 0, count));
+            last[r] = int(std::clamp<int64_t>(seen[r].last - start, 0, count));
+            shared_first = std::max(shared_first, first[r]);
+            shared_last = std::min(shared_last, last[r]);
             float* row = scores + r * KEYS;
-            std::fill(row + own, row + KEYS, -INFINITY);
+            std::fill(row, row + first[r], -INFINITY);
+            std::fill(row + last[r], row + KEYS, -INFINITY);
             Vec most = load(row);
             for (int t = LANES; t < KEYS; t += LANES) {
                 Vec some = load(row + t);
@@ -113,11 +141,13 @@ void attend_rows(const float* q, const int64_t* seen, const Cache<S>& k, const C
                 store(sums + r * shape.dim + d, load(sums + r * shape.dim + d) * kept);
             top[r] = highest;
         }
-        accumulate<R>(scores, values, 0, shared, shape.dim, sums);
-        for (int r = 0; r < R; r++) {
-            int own = int(std::clamp<int64_t>(seen[r] - start, 0, count));
-            accumulate<1>(scores + r * KEYS, values, shared, own, shape.dim, sums + r * shape.dim);
-        }
+        if (shared_first >= shared_last) shared_first = shared_last = 0;
+        auto alone = [&](int r, int from, int to) {
+            accumulate<1>(scores + r * KEYS, values, from, to, shape.dim, sums + r * shape.dim);
+        };
+        for (int r = 0; r < R; r++) alone(r, first[r], std::min(last[r], shared_first));
+        accumulate<R>(scores, values, shared_first, shared_last, shape.dim, sums);
+        for (int r = 0; r < R; r++) alone(r, std::max(first[r], shared_last), last[r]);
     }
     for (int r = 0; r < R; r++)
         for (int64_t d = 0; d < shape.dim; d += LANES)
@@ -142,19 +172,24 @@ void attend_sequence(const T* q, const Cache<S>& k, const Cache<S>& v, const Ste
     float *rows = scratch, *sums = scratch + TILE * dim;
     for (int64_t row = first_row; row < last_row; row += TILE) {
         int count = int(std::min<int64_t>(TILE, last_row - row));
-        int64_t seen[TILE], place[TILE];
+        Span seen[TILE];
+        int64_t place[TILE];
+        float logits[TILE];
         for (int r = 0; r < count; r++) {
-            int64_t token = (row + r) / group;
-            seen[r] = hidden + token + 1;
-            place[r] = ((begin + token) * shape.q_heads + head * group + (row + r) % group) * dim;
+            int64_t token = (row + r) / group, q_head = head * group + (row + r) % group;
+            int64_t last = hidden + token + 1;
+            seen[r] = {shape.window ? std::max<int64_t>(0, last - shape.window) : 0, last};
+            place[r] = ((begin + token) * shape.q_heads + q_head) * dim;
+            if (shape.sinks) logits[r] = shape.sinks[q_head];
             for (int64_t d = 0; d < dim; d += LANES)
                 store(rows + r * dim + d, load(q + place[r] + d) * shape.scale);
         }
+        const float* sinks = shape.sinks ? logits : nullptr;
         switch (count) {
-            case 1: attend_rows<1>(rows, seen, k, v, blocks, head, shape, sums); break;
-            case 2: attend_rows<2>(rows, seen, k, v, blocks, head, shape, sums); break;
-            case 3: attend_rows<3>(rows, seen, k, v, blocks, head, shape, sums); break;
-            default: attend_rows<4>(rows, seen, k, v, blocks, head, shape, sums);
+            case 1: attend_rows<1>(rows, seen, sinks, k, v, blocks, head, shape, sums); break;
+            case 2: attend_rows<2>(rows, seen, sinks, k, v, blocks, head, shape, sums); break;
+            case 3: attend_rows<3>(rows, seen, sinks, k, v, blocks, head, shape, sums); break;
+            default: attend_rows<4>(rows, seen, sinks, k, v, blocks, head, shape, sums);
         }
         for (int r = 0; r < count; r++)
             for (int64_t d = 0; d < dim; d += LANES)

@@ -32,7 +32,7 @@ SIGNATURES = {
     ),
     "attention": (
         *(_POINTER, *_CACHE, _POINTER, _POINTER, _POINTER, *[_SIZE] * 5),
-        *(_FLOAT, _FLOAT, _POINTER, _SIZE, _INT),
+        *(_FLOAT, _FLOAT, _SIZE, _FLOAT, _POINTER, _POINTER, _SIZE, _INT),
     ),
 }
 

@@ -87,12 +87,12 @@ FOR_EACH_TYPE(QK_NORM_ROPE_STORE)
         const T* q, S* k, S* v, int64_t block_stride, int64_t token_stride, int64_t head_stride,  \
         int64_t block_size, const int32_t* query_start, const int32_t* context_lens,              \
         const int32_t* block_tables, int64_t num_sequences, int64_t table_width, int64_t q_heads, \
-        int64_t kv_heads, int64_t dim, float scale, float v_scale, T* out, int64_t num_tokens,    \
-        int threads) {                                                                            \
+        int64_t kv_heads, int64_t dim, float scale, float v_scale, int64_t window, float softcap, \
+        const float* sinks, T* out, int64_t num_tokens, int threads) {                            \
         Cache<S> keys{k, block_stride, token_stride, head_stride, block_size}, values = keys;     \
         values.data = v;                                                                          \
         Step step{query_start, context_lens, block_tables, num_sequences, table_width};           \
-        Shape shape{q_heads, kv_heads, dim, scale, v_scale};                                      \
+        Shape shape{q_heads, kv_heads, dim, scale, v_scale, window, softcap, sinks};              \
         attention(q, keys, values, step, shape, out, num_tokens, threads);                        \
     }
 FOR_EACH_CACHE(ATTENTION)
