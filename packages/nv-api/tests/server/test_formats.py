@@ -193,6 +193,30 @@ def test_s21_a_prompt_counts_once_for_three_completions(served, events):
     assert events(streamed.text)[-1]["usage"] == three
 
 
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        ("<think>\nhm\n</think>\n\nYes.", "<think>\nhm\n</think>"),
+        (" <think>hm", " <think>hm"),
+        ("  Yes <think>.", ""),
+        ("<thin", ""),
+    ],
+)
+def test_s21_tokens_of_thoughts_are_counted(serve, calling, events, text, thought):
+    ids = {}
+    served = serve()
+    for part in text, thought:
+        ids[part] = served.llm.text.encode([part], add_special_tokens=False)[0]
+    served.llm.answers = [ids[text]] * 3
+    usage = served.chat("ab", max_tokens=len(ids[text])).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len(ids[thought])}
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    streamed = events(served.chat("ab", max_tokens=len(ids[text]), **options).text)
+    assert streamed[-1]["usage"] == usage
+    completion = served.complete("ab", max_tokens=len(ids[text])).json()["usage"]
+    assert completion["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
 def test_s21_cached_tokens_are_told_apart(serve):
     served = serve(script={"num_cached_tokens": 16})
     usage = served.chat("ab").json()["usage"]

@@ -298,8 +298,7 @@ WRONG = [
     ("conversation", {"id": "conv_1"}, None),
     ("background", True, None),
     ("prompt", {"id": "p"}, None),
-    ("include", ["message.output_text.logprobs"], None),
-    ("top_logprobs", 2, None),
+    ("include", ["message.input_image.image_url"], None),
     ("max_output_tokens", 0, None),
     ("temperature", -1, None),
     ("top_p", 0, None),
@@ -314,6 +313,46 @@ WRONG = [
     ("reasoning", {"effort": 3}, "reasoning.effort"),
     ("stream", "yes", None),
 ]
+
+
+LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+@pytest.mark.parametrize("text", ["<think>\nhm\n</think>\n\nYes 🙂.", "Yes <b"])
+def test_log_probabilities_are_those_of_the_answer_s_tokens(says, text):
+    served = says(text, text)
+    body = plain(ask(served, **LOGPROBS))
+    *_, message = body["output"]
+    (part,) = message["content"]
+    events = stream_of(ask(served, stream=True, **LOGPROBS))
+    deltas = [each for each in events if each["type"] == "response.output_text.delta"]
+    (done,) = [each for each in events if each["type"] == "response.output_text.done"]
+    joined = [entry for each in deltas for entry in each["logprobs"]]
+    answer = text.rpartition("</think>")[2]
+    *shown, last = part["logprobs"]
+    assert b"".join(bytes(entry["bytes"]) for entry in shown).decode() == answer
+    assert last["token"] == served.llm.text.token_text(EOS)
+    assert [len(entry["top_logprobs"]) for entry in joined] == [2] * len(joined)
+    assert joined == done["logprobs"] == part["logprobs"]
+    assert events[-1]["response"]["output"][-1]["content"] == [part]
+    num_thoughts = len(served.llm.text.encode([text.removesuffix(answer)])[0])
+    details = body["usage"]["output_tokens_details"]
+    assert details == {"reasoning_tokens": num_thoughts}
+    assert body["usage"]["output_tokens"] == num_thoughts + len(part["logprobs"])
+
+
+def test_without_include_there_are_no_log_probabilities(says):
+    served = says("Yes.")
+    (message,) = plain(ask(served, top_logprobs=2))["output"]
+    assert message["content"][0]["logprobs"] == []
+    assert served.last.params.logprobs is None
+
+
+def test_log_probabilities_of_calls_are_refused(says):
+    served = says("Yes.")
+    response = ask(served, **LOGPROBS, tools=[WEATHER])
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "include")
+    assert ask(served, **LOGPROBS, tools=[WEATHER], tool_choice="none").status_code == 200
 
 
 @pytest.mark.parametrize(("field", "value", "param"), WRONG, ids=lambda v: str(v)[:40])

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from nv_api.outputs import CompletionOutput
 from nv_api.prompts import TokenPrompt
 from nv_api.server.errors import ApiError
-from nv_api.server.generation import Generation, submit
+from nv_api.server.generation import Accepted, Generation, submit
 from nv_api.server.guard import Guard
 from nv_api.server.jobs.job import Job
 from nv_api.server.sampling import fitted
@@ -74,10 +74,12 @@ class Answer(Response):
             streams = await submit(service.llm, prompts, params)
         except ApiError as error:
             raise await job.explained(error) from error
+        accepted = [
+            Accepted(stream, own, service.parsers.thought_tokens(prompt, own.n))
+            for stream, own, prompt in zip(streams, params, prompts, strict=True)
+        ]
         with (
-            Generation(
-                service.llm, streams, params, service.metrics, self._arrived_at
-            ) as generation,
+            Generation(service.llm, accepted, service.metrics, self._arrived_at) as generation,
             self._traced(params, generation),
         ):
             if job.is_streamed:

@@ -6,6 +6,7 @@ Owns their streams, from the engine's acceptance to the end. Never makes a respo
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nv_engine import SamplingParams
 
@@ -15,6 +16,7 @@ from nv_api.request import Request
 from nv_api.server.errors import failed, lost, refusals
 from nv_api.server.llm import ServedLLM, ServedStream
 from nv_api.server.metrics import Metrics, Timing
+from nv_api.server.thought_tokens import ThoughtTokens
 
 Take = Callable[[int, Sequence[CompletionOutput]], Awaitable[None]]
 """Gets a prompt's number and what is new of its completions."""
@@ -27,6 +29,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+    """Of the completions' tokens, those of their thoughts."""
 
     @property
     def fields(self) -> dict[str, object]:
@@ -36,42 +40,45 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
+class Accepted(NamedTuple):
+    """A prompt that the engine runs."""
+
+    stream: ServedStream
+    params: SamplingParams
+    thoughts: Sequence[ThoughtTokens]
+    """Counters of its completions; [] where they cannot think."""
+
+
 class Generation:
-    """Streams that the engine has accepted; `with generation:` aborts what is left at its end.
+    """Prompts that the engine has accepted; `with generation:` aborts what is left at its end.
 
     Args:
         llm: the model.
-        streams: one for each prompt.
-        params: of all prompts, but for max_tokens.
+        prompts: of one HTTP request.
         metrics: where times and tokens are counted.
         arrived_at: when the HTTP request came, by the event loop's clock.
     """
 
     def __init__(
-        self,
-        llm: ServedLLM,
-        streams: Sequence[ServedStream],
-        params: Sequence[SamplingParams],
-        metrics: Metrics,
-        arrived_at: float,
+        self, llm: ServedLLM, prompts: Sequence[Accepted], metrics: Metrics, arrived_at: float
     ) -> None:
         self._llm = llm
-        self._streams = streams
-        self._params = params
+        self._prompts = prompts
         self._metrics = metrics
         self._timings = [
-            Timing(metrics, arrived_at, len(stream.request.prompt.token_ids), own.n)
-            for stream, own in zip(streams, params, strict=True)
+            Timing(metrics, arrived_at, len(each.stream.request.prompt.token_ids), each.params.n)
+            for each in prompts
         ]
 
     def __enter__(self) -> "Generation":
         return self
 
     def __exit__(self, *error: object) -> None:
-        for stream in self._streams:
+        for stream, _, _ in self._prompts:
             running = [each for each in stream.request.completions if not each.finished]
             self._metrics.endings["abort"] += len(running)
             stream.abort()
@@ -79,7 +86,7 @@ class Generation:
     @property
     def requests(self) -> list[Request]:
         """One for each prompt."""
-        return [stream.request for stream in self._streams]
+        return [stream.request for stream, _, _ in self._prompts]
 
     def usage(self) -> Usage:
         """The tokens so far."""
@@ -88,6 +95,7 @@ class Generation:
             sum(len(request.prompt.token_ids) for request in requests),
             sum(timing.num_tokens for timing in self._timings),
             sum(request.num_cached_tokens for request in requests),
+            sum(thought.num_tokens for each in self._prompts for thought in each.thoughts),
         )
 
     async def run(self, take: Take) -> None:
@@ -96,7 +104,7 @@ class Generation:
         Raises:
             ApiError: the engine has failed on a completion, or is lost.
         """
-        pumps = [self._pump(number, take) for number in range(len(self._streams))]
+        pumps = [self._pump(number, take) for number in range(len(self._prompts))]
         if len(pumps) == 1:
             await pumps[0]
             return
@@ -108,20 +116,22 @@ class Generation:
                 task.cancel()
 
     async def _pump(self, number: int, take: Take) -> None:
-        timing = self._timings[number]
+        timing, (stream, params, thoughts) = self._timings[number], self._prompts[number]
         clock = asyncio.get_running_loop().time
         try:
-            async for deltas in self._streams[number]:
+            async for deltas in stream:
                 timing.note(deltas, clock())
                 for delta in deltas:
                     if delta.finish_reason in ("error", "abort"):
                         raise failed(f"the engine failed on this request: {delta.stop_reason}")
+                    if thoughts:
+                        thoughts[delta.index].push(delta.token_ids)
                 await take(number, deltas)
         except RuntimeError as error:
             if self._llm.loss is None:
                 raise
             raise lost(self._llm.loss) from error
-        timing.end(self._params[number].max_tokens, self._streams[number].request.metrics)
+        timing.end(params.max_tokens, stream.request.metrics)
 
 
 async def submit(

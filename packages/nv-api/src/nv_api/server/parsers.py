@@ -3,7 +3,7 @@
 Owns which parsers there are: those of the options, or those that the chat template asks for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nv_api.prompts import TokenPrompt
@@ -21,6 +21,7 @@ from nv_api.said.forms import Tags
 from nv_api.said.qwen3 import Qwen3Thoughts
 from nv_api.said.tool_calls import Dialect
 from nv_api.server.options import OFF, ServeOptions
+from nv_api.server.thought_tokens import ThoughtTokens
 from nv_api.tokenizer import Tokenizer
 
 
@@ -32,11 +33,13 @@ class Parsers:
         thoughts: None: the model does not reason, or its thoughts are content.
         dialect: of its calls; None: it calls no functions.
         tags: of its tokenizer.
+        token_text: returns a token's own text; None: there is no tokenizer.
     """
 
     thoughts: type[Qwen3Thoughts] | None
     dialect: type[Dialect] | None
     tags: Tags
+    token_text: Callable[[int], str] | None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, options: ServeOptions) -> "Parsers":
@@ -47,6 +50,7 @@ class Parsers:
             None if thoughts == OFF else reasoning_parser(thoughts, template),
             None if calls == OFF else tool_call_parser(calls, template),
             Tags(() if tokenizer is None else tokenizer.backend.get_added_vocab()),
+            None if tokenizer is None else tokenizer.token_text,
         )
 
     def __str__(self) -> str:
@@ -59,6 +63,12 @@ class Parsers:
         if self.thoughts is None:
             return prompt
         return prompt._replace(place=self.thoughts.place_after(prompt.text or ""))
+
+    def thought_tokens(self, prompt: TokenPrompt, num_completions: int) -> list[ThoughtTokens]:
+        """Counters of the completions of a prompt that has its place; [] if they cannot think."""
+        if self.token_text is None or prompt.place in (None, Place.AFTER):
+            return []
+        return [ThoughtTokens(prompt.place, self.token_text) for _ in range(num_completions)]
 
     def speech(self, prompt: TokenPrompt, functions: Sequence[Function]) -> Speech:
         """A reader of one answer to a prompt that has its place.

@@ -170,6 +170,7 @@ def _usage(generation: "Generation") -> dict[str, int]:
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.reasoning.output_tokens": usage.reasoning_tokens,
         "gen_ai.usage.num_sequences": sum(len(each.completions) for each in generation.requests),
     }
 

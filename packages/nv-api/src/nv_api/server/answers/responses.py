@@ -3,7 +3,7 @@
 Owns their shape, and the order of the events. What a text says is for `nv_api.said` to find.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from nv_api.outputs import CompletionOutput
 from nv_api.said import Arguments, CallBegun, CallEnded, Content, Event, Speech, Thought
 from nv_api.server.errors import SERVER, ApiError
 from nv_api.server.generation import Usage
+from nv_api.server.probabilities import TokenNames, chat_logprobs
 from nv_api.server.protocol.fields import Json
 from nv_api.server.sse import named_event
 
@@ -28,11 +29,17 @@ class ResponseForm:
         name: a part of the ids of the response and its items.
         fields: those that repeat the request.
         speech: reads the answer.
+        num_top: most likely tokens beside each; None: no log-probabilities.
+        names: of tokens.
+        num_thought_tokens: returns how many tokens of the answer are its thought, so far.
     """
 
     name: str
     fields: Json
     speech: Speech
+    num_top: int | None
+    names: TokenNames
+    num_thought_tokens: Callable[[], int]
 
     def response(
         self,
@@ -128,8 +135,8 @@ class _Item(Protocol):
     def begin(self) -> list[Json]:
         """Its first events."""
 
-    def add(self, text: str) -> list[Json]:
-        """The event of a text that follows."""
+    def add(self, text: str, logprobs: list[Json]) -> list[Json]:
+        """The event of a text that follows, with the log-probabilities of its tokens."""
 
     def end(self, status: str) -> list[Json]:
         """Its last events; the last one has the item."""
@@ -142,16 +149,25 @@ class _Progress:
         self._form = form
         self._open: _Item | None = None
         self._open_kind: type[Event] | None = None
+        self._logprobs: list[Json] = []
+        """Of tokens whose text is not sent yet."""
+        self._num_sent = 0
+        """Tokens before those."""
         self.items: list[Json] = []
         self.status = IN_PROGRESS
 
     def push(self, delta: CompletionOutput) -> list[Json]:
         """Add a delta; returns the events that show it, without their numbers."""
+        form = self._form
+        if form.num_top is not None:
+            self._logprobs += chat_logprobs(delta.logprobs or [], form.num_top, form.names)
         shown = self._read(self._form.speech.push(delta.text))
         if delta.finish_reason is not None:
             ending = self._form.speech.finish(delta.finish_reason)
             self.status = INCOMPLETE if ending.finish_reason == "length" else COMPLETED
             shown += self._read(ending.events)
+            if self._open_kind is Content and (last := self._taken()):
+                shown += self._added("", last)  # tokens without a text
             shown += self._close(self.status)
         return shown
 
@@ -163,11 +179,12 @@ class _Progress:
                 case Thought(text) | Content(text):
                     if self._open_kind is not type(event):
                         shown += self._begin(event)
-                    shown += self._added(text)
+                    is_thought = isinstance(event, Thought)
+                    shown += self._added(text, [] if is_thought else self._taken())
                 case CallBegun():
                     shown += self._begin(event)
                 case Arguments(_, text):
-                    shown += self._added(text)
+                    shown += self._added(text, [])
                 case CallEnded(_, is_whole):
                     shown += self._close(COMPLETED if is_whole else INCOMPLETE)
         return shown
@@ -186,9 +203,16 @@ class _Progress:
         self._open_kind = type(event)
         return shown + self._open.begin()
 
-    def _added(self, text: str) -> list[Json]:
+    def _added(self, text: str, logprobs: list[Json]) -> list[Json]:
         assert self._open is not None
-        return self._open.add(text)
+        return self._open.add(text, logprobs)
+
+    def _taken(self) -> list[Json]:
+        """The log-probabilities that are not sent yet, without those of the thought."""
+        found, self._logprobs = self._logprobs, []
+        num_hidden = max(0, self._form.num_thought_tokens() - self._num_sent) if found else 0
+        self._num_sent += len(found)
+        return found[num_hidden:]
 
     def _close(self, status: str) -> list[Json]:
         if self._open is None:
@@ -208,20 +232,12 @@ class _TextKind(NamedTuple):
     """That all items of this kind have."""
     part: str
     """The type of its part, which is a part of the names of its events."""
-    part_fields: Json
-    """More fields of its part."""
-    more: Json
-    """More fields of the events with its text."""
+    has_logprobs: bool
+    """Its events and its part have a list of them."""
 
 
-THOUGHT = _TextKind("rs", {"type": "reasoning", "summary": []}, "reasoning_text", {}, {})
-ANSWER = _TextKind(
-    "msg",
-    {"type": "message", "role": "assistant"},
-    "output_text",
-    {"annotations": [], "logprobs": []},
-    {"logprobs": []},
-)
+THOUGHT = _TextKind("rs", {"type": "reasoning", "summary": []}, "reasoning_text", False)
+ANSWER = _TextKind("msg", {"type": "message", "role": "assistant"}, "output_text", True)
 
 
 class _TextItem:
@@ -233,6 +249,7 @@ class _TextItem:
         self._output_index = place
         self._place = {"item_id": self._id, "output_index": place, "content_index": 0}
         self._texts: list[str] = []
+        self._logprobs: list[Json] = []
 
     def begin(self) -> list[Json]:
         """The item, and its only part."""
@@ -241,24 +258,34 @@ class _TextItem:
             {"type": "response.content_part.added", **self._place, "part": self._part("")},
         ]
 
-    def add(self, text: str) -> list[Json]:
+    def add(self, text: str, logprobs: list[Json]) -> list[Json]:
         """A delta of the text."""
         self._texts.append(text)
-        kind = self._kind
-        return [{"type": f"response.{kind.part}.delta", **self._place, "delta": text, **kind.more}]
+        self._logprobs += logprobs
+        delta = {"type": f"response.{self._kind.part}.delta", **self._place, "delta": text}
+        return [delta | self._more(logprobs)]
 
     def end(self, status: str) -> list[Json]:
         """The whole text, part and item."""
         kind, text = self._kind, "".join(self._texts)
         part = self._part(text)
         return [
-            {"type": f"response.{kind.part}.done", **self._place, "text": text, **kind.more},
+            {
+                "type": f"response.{kind.part}.done",
+                **self._place,
+                "text": text,
+                **self._more(self._logprobs),
+            },
             {"type": "response.content_part.done", **self._place, "part": part},
             self._of_item("done", status, [part]),
         ]
 
     def _part(self, text: str) -> Json:
-        return {"type": self._kind.part, "text": text, **self._kind.part_fields}
+        part = {"type": self._kind.part, "text": text, **self._more([*self._logprobs])}
+        return part | {"annotations": []} if self._kind.has_logprobs else part
+
+    def _more(self, logprobs: list[Json]) -> Json:
+        return {"logprobs": logprobs} if self._kind.has_logprobs else {}
 
     def _of_item(self, what: str, status: str, content: list[Json]) -> Json:
         item = {"id": self._id, **self._kind.fields, "status": status, "content": content}
@@ -279,7 +306,7 @@ class _CallItem:
         """The item without its arguments."""
         return [self._of_item("added", IN_PROGRESS, "")]
 
-    def add(self, text: str) -> list[Json]:
+    def add(self, text: str, logprobs: list[Json]) -> list[Json]:  # a call has none
         """A delta of the arguments."""
         self._texts.append(text)
         return [{"type": "response.function_call_arguments.delta", **self._place, "delta": text}]
@@ -314,6 +341,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -13,6 +13,7 @@ from nv_api.server.errors import invalid, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.items import messages_of
 from nv_api.server.jobs.translated import Translated
+from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.fields import Json
 from nv_api.server.protocol.responses import ResponsesRequest
 from nv_api.server.service import Service
@@ -38,11 +39,12 @@ LACKING = {
     "prompt": "this server has no prompt templates: send instructions and input",
     "context_management": "this server cuts nothing out of the input: leave it out",
     "moderation": "there is no moderation: leave it out",
-    "top_logprobs": "log-probabilities are returned by /v1/chat/completions: leave it out",
 }
 """Fields that ask for what is not built, and what to do instead."""
-INCLUDABLE = ("reasoning.encrypted_content",)
-"""Entries of `include` that are accepted without effect."""
+LOGPROBS = "message.output_text.logprobs"
+"""The entry of `include` that asks for log-probabilities."""
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+"""Entries of `include`; the second is accepted without effect."""
 
 
 class ResponsesJob(Translated):
@@ -73,8 +75,15 @@ class ResponsesJob(Translated):
         return ResponseWhole(self._form(generation))
 
     def _form(self, generation: Generation) -> ResponseForm:
-        speech = self.speech(generation)
-        return ResponseForm(name=self._name, fields=self._fields(), speech=speech)
+        has_logprobs = LOGPROBS in (self._asked.include or ())
+        return ResponseForm(
+            name=self._name,
+            fields=self._fields(),
+            speech=self.speech(generation),
+            num_top=(self._asked.top_logprobs or 0) if has_logprobs else None,
+            names=TokenNames(self._service.llm.text),
+            num_thought_tokens=lambda: generation.usage().reasoning_tokens,
+        )
 
     def _fields(self) -> Json:
         """The fields of a response that repeat the request."""
@@ -111,6 +120,14 @@ def _chat(asked: ResponsesRequest) -> Json:
     if effort == "none":
         kwargs.setdefault("enable_thinking", False)
     fields: Json = {name: getattr(asked, name) for name in SHARED}
+    if LOGPROBS in (asked.include or ()):
+        if tools and choice != "none":
+            raise unsupported(
+                f"include has {shown(LOGPROBS)}, which is not built for answers that may call "
+                'tools: set tool_choice to "none", or use /v1/chat/completions',
+                "include",
+            )
+        fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     fields |= {
         "messages": messages_of(asked.input, asked.instructions),
         "max_completion_tokens": asked.max_output_tokens,

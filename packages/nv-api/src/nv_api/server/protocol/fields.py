@@ -101,6 +101,12 @@ class PromptTokensDetails(Given):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Given):
+    """Of the completions' tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(Given):
     """Tokens of one request; a prompt counts once, whatever n is."""
 
@@ -108,3 +114,4 @@ class Usage(Given):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails

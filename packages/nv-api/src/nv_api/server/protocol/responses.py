@@ -141,11 +141,14 @@ class ResponsesRequest(Asked):
     chat_template_kwargs: Json | None = None
     cache_salt: str | None = None
 
+    include: list[str] | None = None
+    """"message.output_text.logprobs" asks for log-probabilities."""
+    top_logprobs: Integer | None = None
+    """Most likely tokens beside each token that has them."""
     metadata: Json | None = None
     """Returned with the response."""
     store: bool | None = None
     """No effect, and so have the following: nothing is stored."""
-    include: list[str] | None = None
     max_tool_calls: Integer | None = None
     truncation: str | None = None
     user: str | None = None
@@ -162,7 +165,6 @@ class ResponsesRequest(Asked):
     prompt: Json | None = None
     context_management: Any = None
     moderation: Json | None = None
-    top_logprobs: Integer | None = None
 
 
 class ReasoningText(Given):
