@@ -2,6 +2,7 @@
 // and a bf16 product with fp32 results.
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "linear.h"
 #include "norm_linear.h"
 #include "tiles.h"
@@ -40,6 +41,23 @@ int may_use_tiles_bf16() { return may_use_tiles(); }
                           threads);                                                               \
     }
 FOR_EACH_TYPE(NORM_LINEAR)
+
+#define ROUTE(T, name)                                                                            \
+    void route_##name(const T* logits, int32_t* chosen, T* weights, int64_t num_tokens,           \
+                      int64_t num_experts, int64_t top_k, int normalised, int threads) {          \
+        route(logits, chosen, weights, num_tokens, num_experts, top_k, normalised, threads);      \
+    }
+FOR_EACH_TYPE(ROUTE)
+
+#define EXPERTS(T, name)                                                                          \
+    void experts_##name(const T* gate_up, const T* down, int64_t num_experts, int64_t size,       \
+                        int64_t width, int64_t in_tiles, const T* x, const int32_t* chosen,       \
+                        const T* weights, T* out, int64_t num_tokens, int64_t top_k,              \
+                        int threads) {                                                            \
+        Experts<T> by{gate_up, down, num_experts, size, width, in_tiles};                         \
+        experts(by, x, chosen, weights, out, num_tokens, top_k, threads);                         \
+    }
+FOR_EACH_TYPE(EXPERTS)
 
 #define ADD_RMS_NORM(T, name)                                                                     \
     void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps,           \

@@ -79,23 +79,28 @@ inline void weights(const Product<T, O>& p, int64_t first, int64_t last, int64_t
     }
 }
 
+inline int64_t linear_tiles_of(int64_t num_outputs) { return (num_outputs + WEIGHTS - 1) / WEIGHTS; }
+
+// Tile t of the outputs, of rows first to last.
+template <typename T, typename O>
+inline void linear_tile(const Product<T, O>& p, int64_t first, int64_t last, int64_t t) {
+    int64_t visits = (last - first) / ROWS + (last - first) % ROWS, n = t * WEIGHTS;
+    if (n + WEIGHTS > p.num_outputs)
+        for (; n < p.num_outputs; n++) weights<1, 0>(p, first, last, n);
+    else if (visits >= 4)
+        weights<WEIGHTS, WEIGHTS / 3>(p, first, last, n);
+    else if (visits >= 2)
+        weights<WEIGHTS, (WEIGHTS + 1) / 2>(p, first, last, n);
+    else
+        weights<WEIGHTS, WEIGHTS>(p, first, last, n);
+}
+
 template <typename T, typename O>
 void linear(const Product<T, O>& p, int64_t num_rows, int threads) {
-    int64_t num_tiles = (p.num_outputs + WEIGHTS - 1) / WEIGHTS;
+    int64_t num_tiles = linear_tiles_of(p.num_outputs);
     for (int64_t first = 0; first < num_rows; first += BLOCK_ROWS) {
         int64_t last = std::min(first + BLOCK_ROWS, num_rows);
-        int64_t visits = (last - first) / ROWS + (last - first) % ROWS;
 #pragma omp parallel for num_threads(threads) schedule(static)
-        for (int64_t t = 0; t < num_tiles; t++) {
-            int64_t n = t * WEIGHTS;
-            if (n + WEIGHTS > p.num_outputs)
-                for (; n < p.num_outputs; n++) weights<1, 0>(p, first, last, n);
-            else if (visits >= 4)
-                weights<WEIGHTS, WEIGHTS / 3>(p, first, last, n);
-            else if (visits >= 2)
-                weights<WEIGHTS, (WEIGHTS + 1) / 2>(p, first, last, n);
-            else
-                weights<WEIGHTS, WEIGHTS>(p, first, last, n);
-        }
+        for (int64_t t = 0; t < num_tiles; t++) linear_tile(p, first, last, t);
     }
 }

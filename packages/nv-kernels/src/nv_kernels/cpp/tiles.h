@@ -126,24 +126,33 @@ inline void output_tiles(const Product<bf16, O>& p, int64_t first, int64_t last,
         multiply_tiles<false, WIDE, true>(p, m, n, some, rest);
 }
 
+constexpr int64_t TILED_ROWS = 256;  // rows that stay in the L2 cache
+
+inline int64_t tile_pairs_of(int64_t num_outputs) { return (num_outputs / TILE_OUTPUTS + 1) / 2; }
+
+// A pair of tiles of outputs, of rows first to last; the thread releases its tiles afterwards.
+template <typename O>
+inline void tile_pair(const Product<bf16, O>& p, int64_t first, int64_t last, int64_t pair) {
+    int64_t n = pair * 2 * TILE_OUTPUTS;
+    if (n + 2 * TILE_OUTPUTS <= p.num_outputs)
+        output_tiles<true>(p, first, last, n);
+    else
+        output_tiles<false>(p, first, last, n);
+}
+
+inline void release_tiles() { _tile_release(); }
+
 // Rows by a weight of tiles; N a multiple of 16, K of 32.
 template <typename O>
 inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int threads) {
-    constexpr int64_t BLOCK = 256;  // rows that stay in the L2 cache
-    int64_t num_pairs = (p.num_outputs / TILE_OUTPUTS + 1) / 2;
-    for (int64_t first = 0; first < num_rows; first += BLOCK) {
-        int64_t last = std::min(first + BLOCK, num_rows);
+    int64_t num_pairs = tile_pairs_of(p.num_outputs);
+    for (int64_t first = 0; first < num_rows; first += TILED_ROWS) {
+        int64_t last = std::min(first + TILED_ROWS, num_rows);
 #pragma omp parallel num_threads(threads)
         {
 #pragma omp for schedule(static)
-            for (int64_t pair = 0; pair < num_pairs; pair++) {
-                int64_t n = pair * 2 * TILE_OUTPUTS;
-                if (n + 2 * TILE_OUTPUTS <= p.num_outputs)
-                    output_tiles<true>(p, first, last, n);
-                else
-                    output_tiles<false>(p, first, last, n);
-            }
-            _tile_release();
+            for (int64_t pair = 0; pair < num_pairs; pair++) tile_pair(p, first, last, pair);
+            release_tiles();
         }
     }
 }
@@ -151,6 +160,11 @@ inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int thread
 #else
 
 inline bool may_use_tiles() { return false; }
+constexpr int64_t TILED_ROWS = 256;
+inline int64_t tile_pairs_of(int64_t) { return 0; }
+template <typename O>
+inline void tile_pair(const Product<bf16, O>&, int64_t, int64_t, int64_t) {}
+inline void release_tiles() {}
 template <typename O>
 inline void linear_tiles(const Product<bf16, O>&, int64_t, int) {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from nv_kernels.linear.experts.weight import batch_invariant_experts, dense_experts
 from nv_kernels.linear.head import pack_head
 from nv_kernels.linear.weight import (
     BatchInvariantDense,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from nv_kernels.linear.experts.weight import Experts
     from nv_kernels.linear.weight import Weight
 
 
@@ -47,6 +49,8 @@ class Arithmetic:
         name: "fast" or "batch_invariant".
         attention_backend: the attention backend that it needs; "auto" if any will do.
         weight: makes a weight of loaded values [N, K], laid out as the device multiplies fastest.
+        experts: makes the weights of a mixture of experts of loaded values, [E, 2F, K] and
+            [E, K, F], which it may overwrite.
         head: makes the weight of the head, [V, E], whose product is `Weight.logits`.
         rank_sum: makes the sum over ranks that ends a layer's products.
     """
@@ -54,6 +58,7 @@ class Arithmetic:
     name: str
     attention_backend: str
     weight: Callable[[torch.Tensor], Weight]
+    experts: Callable[[torch.Tensor, torch.Tensor], Experts]
     head: Callable[[torch.Tensor], Weight]
     rank_sum: Callable[[RankGroup], RankSum]
 
@@ -78,6 +83,7 @@ FAST = Arithmetic(
     name="fast",
     attention_backend="auto",
     weight=dense_weight,
+    experts=dense_experts,
     head=lambda values: Dense(pack_head(values)),
     rank_sum=lambda ranks: RankSum(ranks.all_reduce, ranks.peers),
 )
@@ -85,6 +91,7 @@ BATCH_INVARIANT = Arithmetic(
     name="batch_invariant",
     attention_backend="batch_invariant",
     weight=batch_invariant_weight,
+    experts=batch_invariant_experts,
     head=lambda values: BatchInvariantDense(pack_head(values)),
     rank_sum=lambda ranks: RankSum(ranks.sum_in_order),  # NCCL's sums may round differently per row
 )

@@ -1,0 +1,85 @@
+"""A mixture of experts in C++, of fp32 or bf16; the definitions for everything else.
+
+Owns the layout of the experts' weights on a CPU. Each token is computed alone, so that its bits do
+not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.linear import has_tiles
+from nv_kernels.linear.experts import routing
+from nv_kernels.linear.experts.routing import Routing
+from nv_kernels.linear.experts.weight import DenseExperts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def route(logits: torch.Tensor, top_k: int, normalised: bool, tile: int = 0) -> Routing:
+    """Choose experts; see `nv_kernels.reference.route`. A logit that is NaN is never compared."""
+    call = kernel("route", logits.dtype)
+    if call is None or tile:
+        return routing.route.definition(logits, top_k, normalised, tile)
+    logits = logits.contiguous()
+    experts = logits.new_empty(logits.shape[0], top_k, dtype=torch.int32)
+    weights = torch.empty_like(experts, dtype=logits.dtype)
+    outputs = (experts.data_ptr(), weights.data_ptr())
+    call(logits.data_ptr(), *outputs, *logits.shape, top_k, normalised, torch.get_num_threads())
+    return Routing(experts, weights, None, None, 0)
+
+
+@dataclass(frozen=True)
+class CppExperts(DenseExperts):
+    """Experts in the layout of the compiled kernels.
+
+    Attributes:
+        in_tiles: each expert's matrix is in tiles, as `nv_kernels.cpp.linear.pack_weight` makes it.
+        call: the kernel.
+    """
+
+    in_tiles: bool
+    call: Callable[..., None]
+
+    def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """See `Experts.mix`. The sum over a token's experts is in the same call."""
+        if x.dtype != self.down.dtype:
+            return super().mix(x, routing)
+        x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        num_experts, size, width = self.down.shape
+        self.call(
+            *(self.gate_up.data_ptr(), self.down.data_ptr(), num_experts, size, width),
+            *(self.in_tiles, x.data_ptr(), routing.experts.data_ptr(), routing.weights.data_ptr()),
+            *(out.data_ptr(), *routing.experts.shape, torch.get_num_threads()),
+        )
+        return out
+
+
+def dense_experts(gate_up: torch.Tensor, down: torch.Tensor) -> DenseExperts:
+    """Make experts; see `nv_kernels.linear.experts.weight.dense_experts`."""
+    call = kernel("experts", gate_up.dtype)
+    if call is None or gate_up.dtype != down.dtype:
+        return DenseExperts(gate_up, down)
+    gate_up, down = gate_up.contiguous(), down.contiguous()
+    sizes = (*gate_up.shape[1:], *down.shape[1:])
+    in_tiles = gate_up.dtype == torch.bfloat16 and has_tiles() and not any(n % 32 for n in sizes)
+    if in_tiles:
+        _into_tiles(gate_up)
+        _into_tiles(down)
+    return CppExperts(gate_up, down, in_tiles, call)
+
+
+batch_invariant_experts = dense_experts
+
+
+def _into_tiles(matrices: torch.Tensor) -> None:
+    """Lay [E, N, K] out in tiles, in place: a second copy of all experts may not fit in memory."""
+    for matrix in matrices:
+        rows, columns = matrix.shape
+        by_tile = matrix.reshape(rows // 16, 16, columns // 32, 16, 2).permute(0, 2, 3, 1, 4)
+        matrix.copy_(by_tile.reshape(rows, columns))

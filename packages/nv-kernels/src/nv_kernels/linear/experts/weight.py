@@ -1,0 +1,103 @@
+"""The weights of a mixture of experts, which know their product.
+
+    routing = experts.route(router_logits, top_k, normalised)
+    stream = experts.linear_add(normed, routing, stream)
+
+On a card these are at most four launches: the choice, its order, and two products. The sum over a
+token's experts is left to the next norm. `Experts` defines each method in plain ops; each device or
+format with its own kernels has a subclass in a file of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nv_kernels.linear.experts.products import expert_gated_linear, expert_linear, sum_partials
+from nv_kernels.linear.experts.routing import route
+from nv_kernels.linear.stream import Stream
+from nv_kernels.op import op
+
+if TYPE_CHECKING:
+    import torch
+
+    from nv_kernels.linear.experts.routing import Routing
+    from nv_kernels.ranks.peers import RankSum
+
+
+class Experts(ABC):
+    """The matrices of E gated MLPs, of which each token uses k.
+
+    A subclass must define `mix`. It overrides what it computes in fewer launches.
+    """
+
+    @abstractmethod
+    def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Compute each token's experts and their weighted sum: [T, K] -> [T, K]."""
+
+    def route(self, logits: torch.Tensor, top_k: int, normalised: bool) -> Routing:
+        """Choose experts as `nk.route`, in the order that this object's products read."""
+        return route(logits, top_k, normalised)
+
+    def partials(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Mix for a consumer that sums partials: [T, K] -> [T, K], or [k, T, K] in x's dtype."""
+        return self.mix(x, routing)
+
+    def linear_add(
+        self,
+        x: torch.Tensor,
+        routing: Routing,
+        stream: Stream,
+        rank_sum: RankSum | None = None,
+    ) -> Stream:
+        """Mix, and add to the residual stream: at once, or pending until the next norm.
+
+        Args:
+            x: [T, K], the normed stream.
+            routing: of these tokens, by this object's `route`.
+            stream: [T, K] with nothing pending.
+            rank_sum: sums over the ranks, which share out F; None with one rank.
+
+        Returns:
+            The stream [T, K]. Its `pending` may be partials, which `nk.normalise` sums.
+        """
+        if rank_sum is None:
+            return Stream(stream.hidden, self.partials(x, routing))
+        peers = rank_sum.peers_for(stream.hidden)
+        if peers is not None:  # the next norm sums over the ranks
+            return Stream(stream.hidden, self.partials(x, routing), peers)
+        return Stream(stream.hidden, rank_sum(self.mix(x, routing)))
+
+
+@dataclass(frozen=True)
+class DenseExperts(Experts):
+    """Experts of plain floats; a token's bits do not depend on the other tokens.
+
+    Attributes:
+        gate_up: [E, 2F, K], gate rows then up rows.
+        down: [E, K, F].
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+    def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """See `Experts.mix`."""
+        gated = expert_gated_linear(x, self.gate_up, routing)
+        return sum_partials(expert_linear(gated, self.down, routing))
+
+
+@op(triton="nv_kernels.linear.experts.triton_weight", cpp="nv_kernels.cpp.experts")
+def dense_experts(gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
+    """Make experts of loaded floats [E, 2F, K] and [E, K, F].
+
+    The device's fastest layout may be made in place: the caller must not use the tensors again.
+    """
+    return DenseExperts(gate_up, down)
+
+
+@op(triton="nv_kernels.linear.experts.triton_weight", cpp="nv_kernels.cpp.experts")
+def batch_invariant_experts(gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
+    """Make batch-invariant experts of loaded floats; see `dense_experts`."""
+    return DenseExperts(gate_up, down)

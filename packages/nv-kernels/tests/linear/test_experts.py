@@ -1,0 +1,402 @@
+"""A mixture of experts: the choice of experts and the products, against the definitions."""
+
+import nv_kernels as nk
+import pytest
+import torch
+from ahead_of_time import assert_fits, compile_for
+from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
+from nv_kernels import reference
+from nv_kernels.cpp.library import find_compiler
+from nv_kernels.launch.sizes import next_power_of_2
+from nv_kernels.linear.experts import triton_few as few
+from nv_kernels.linear.experts import triton_products as products
+from nv_kernels.linear.experts import triton_route, triton_tiles
+from nv_kernels.linear.experts import triton_weight as weight
+from nv_kernels.linear.experts.routing import num_tiles
+from nv_kernels.linear.experts.weight import DenseExperts
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+needs_compiler = pytest.mark.skipif(not find_compiler(), reason="needs a C++ compiler")
+DTYPES = (torch.float32, torch.bfloat16)
+CLOSE = {torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def draw(*shape, dtype=torch.float32, seed=0, scale=1.0, device=DEVICE):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype).to(device)
+
+
+def matrices(num_experts, size, width, dtype, device=DEVICE):
+    gate_up = draw(
+        num_experts, 2 * width, size, dtype=dtype, seed=1, scale=size**-0.5, device=device
+    )
+    down = draw(num_experts, size, width, dtype=dtype, seed=2, scale=width**-0.5, device=device)
+    return gate_up, down
+
+
+def truth(x, gate_up, down, routing):
+    """The layer in fp64, token by token."""
+    out = torch.zeros_like(x, dtype=torch.float64)
+    for token, (experts, weights) in enumerate(zip(routing.experts, routing.weights, strict=True)):
+        for expert, scale in zip(experts.tolist(), weights.double(), strict=True):
+            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
+            out[token] += scale * (down[expert].double() @ (functional.silu(gate) * up))
+    return out
+
+
+def error(actual, expected):
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@outer_only
+def test_under_the_interpreter():
+    run_interpreted(__file__)
+
+
+class TestRoute:
+    @outer_only
+    @pytest.mark.parametrize("normalised", [False, True])
+    def test_definition_is_transformers(self, normalised):
+        logits = draw(9, 16, device="cpu")
+        probabilities = functional.softmax(logits, dtype=torch.float32, dim=-1)
+        expected, experts = torch.topk(probabilities, 4, dim=-1)
+        if normalised:
+            expected = expected / expected.sum(-1, keepdim=True)
+        found = reference.route(logits, 4, normalised)
+        assert torch.equal(found.experts.long(), experts)
+        torch.testing.assert_close(found.weights, expected)
+
+    @outer_only
+    def test_definition_sorts_entries_into_tiles_of_one_expert(self):
+        logits = torch.full((5, 4), -9.0)
+        for token, experts in enumerate([(2, 0), (2, 3), (2, 0), (2, 3), (2, 3)]):
+            logits[token, experts[0]], logits[token, experts[1]] = 2.0, 1.0
+        routing = reference.route(logits, 2, True, 4)
+        # Expert 0: entries 1 and 5; expert 2: 0, 2, 4, 6, 8; expert 3: 3, 7, 9.
+        expected = [1, 5, -1, -1, 0, 2, 4, 6, 8, -1, -1, -1, 3, 7, 9, -1] + [-1] * 4
+        assert routing.places.tolist() == expected
+        assert routing.tile_experts.tolist() == [0, 2, 2, 3, -1]
+
+    @outer_only
+    @pytest.mark.parametrize("entries", [1, 2, 7, 40])
+    @pytest.mark.parametrize("experts", [1, 4, 9])
+    def test_tiles_are_enough_for_the_worst_case(self, entries, experts):
+        worst = 0
+        for used in range(1, min(entries, experts) + 1):  # one entry in all experts but one
+            worst = max(worst, used - 1 + -(-(entries - used + 1) // 4))
+        assert num_tiles(entries, experts, 4) >= worst
+
+    @outer_only
+    @needs_compiler
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(("num_experts", "top_k"), [(8, 2), (5, 5), (128, 8), (33, 1)])
+    @pytest.mark.parametrize("normalised", [False, True])
+    def test_in_cpp(self, num_experts, top_k, normalised, dtype):
+        compare(
+            nk.route, draw(7, num_experts, dtype=dtype, device="cpu", scale=3), top_k, normalised
+        )
+
+    @outer_only
+    @needs_compiler
+    def test_ties_in_cpp_go_to_the_lower_id(self):
+        check_ties(nk.route)
+
+    @on_device
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(
+        ("tokens", "num_experts", "top_k"),
+        [(1, 8, 2), (70, 8, 3), (11, 128, 8), (5, 33, 1), (3, 5, 5)],
+    )
+    def test_on_a_card(self, tokens, num_experts, top_k, dtype):
+        logits = draw(tokens, num_experts, dtype=dtype, scale=3)
+        for tile in (0, 16, 64):
+            compare(triton_route.route, logits, top_k, True, tile)
+        compare(triton_route.route, logits, top_k, False, 0)
+
+    @on_device
+    def test_many_blocks_of_tokens(self, monkeypatch):
+        monkeypatch.setattr(triton_route, "ELEMENTS", 64)
+        monkeypatch.setattr(triton_route, "MOST_BLOCKS", 3)  # each takes several steps
+        compare(triton_route.route, draw(53, 16), 4, True, 16)
+
+    @on_device
+    def test_ties_on_a_card_go_to_the_lower_id(self):
+        check_ties(triton_route.route)
+
+    @on_device
+    def test_no_token(self):
+        routing = triton_route.route(draw(0, 8), 2, True, 16)
+        assert routing.experts.shape == (0, 2)
+        assert routing.tile_experts.numel() == 0
+
+
+def compare(op, logits, top_k, normalised, tile=0):
+    found = op(logits, top_k, normalised, tile)
+    expected = reference.route(logits, top_k, normalised, tile)
+    assert found.tile == tile
+    assert torch.equal(found.experts, expected.experts)
+    step = {torch.float32: 2e-6, torch.bfloat16: 2**-7}[logits.dtype]  # of the last place
+    assert found.weights.dtype == logits.dtype
+    torch.testing.assert_close(found.weights, expected.weights, rtol=step, atol=0)
+    if tile:
+        assert torch.equal(found.places, expected.places)
+        assert torch.equal(found.tile_experts, expected.tile_experts)
+
+
+def check_ties(op):
+    logits = torch.zeros(4, 8, device=DEVICE if INTERPRETING else "cpu")
+    logits[1, ::2] = 1.0
+    logits[2, 3] = -0.0
+    logits[3] = torch.tensor([0, 5, 5, 0, 5, 0, 5, -float("inf")])
+    expected = [[0, 1, 2], [0, 2, 4], [0, 1, 2], [1, 2, 4]]
+    assert op(logits, 3, True).experts.tolist() == expected
+    assert reference.route(logits, 3, True).experts.tolist() == expected
+    logits[0, 5] = float("nan")  # padding of a captured step may hold anything
+    experts = op(logits, 3, True).experts[0].tolist()
+    assert len(set(experts)) == 3
+    assert all(0 <= expert < 8 for expert in experts)
+
+
+class TestOnACPU:
+    @outer_only
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("tokens", [0, 1, 3, 40])
+    @pytest.mark.parametrize("name", ["fast", "batch_invariant"])
+    def test_layer(self, name, tokens, dtype):
+        """Of 8 experts, 2 active, with a width that divides by no vector."""
+        x = draw(tokens, 64, dtype=dtype, device="cpu")
+        gate_up, down = matrices(8, 64, 37, dtype, "cpu")
+        routing = nk.route(draw(tokens, 8, dtype=dtype, seed=3, device="cpu"), 2, True)
+        plain = DenseExperts(gate_up, down).mix(x, routing)
+        found = nk.arithmetic(name).experts(gate_up, down).mix(x, routing)
+        assert found.dtype == plain.dtype == dtype
+        if tokens:
+            expected = truth(x, gate_up, down, routing)
+            assert error(plain, expected) < CLOSE[dtype]
+            assert error(found, expected) < CLOSE[dtype]
+
+    @outer_only
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("num_threads", [1, 2])
+    def test_bits_do_not_depend_on_the_batch(self, dtype, num_threads):
+        tokens = 600  # more than the kernel takes at once
+        x = draw(tokens, 64, dtype=dtype, device="cpu")
+        logits = draw(tokens, 4, dtype=dtype, seed=3, device="cpu")
+        experts = nk.arithmetic("batch_invariant").experts(*matrices(4, 64, 32, dtype, "cpu"))
+        before = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+
+        def mixed(some):
+            return experts.mix(x[some], experts.route(logits[some], 2, True))
+
+        whole = mixed(slice(None))
+        for some in (slice(0, 1), slice(5, 8), slice(130, 261), slice(511, 600)):
+            assert torch.equal(mixed(some), whole[some])
+        torch.set_num_threads(before)
+
+    @outer_only
+    def test_another_dtype_of_tokens(self):
+        gate_up, down = matrices(4, 32, 16, torch.float16, "cpu")
+        x, logits = draw(3, 32, dtype=torch.float16, device="cpu"), draw(3, 4, device="cpu").half()
+        experts = nk.arithmetic("fast").experts(gate_up, down)
+        routing = experts.route(logits, 2, False)
+        assert error(experts.mix(x, routing), truth(x, gate_up, down, routing)) < 4e-3
+
+    @outer_only
+    def test_is_added_to_the_stream(self):
+        gate_up, down = matrices(4, 32, 16, torch.float32, "cpu")
+        x, hidden = draw(3, 32, device="cpu"), draw(3, 32, seed=5, device="cpu")
+        experts = nk.arithmetic("fast").experts(gate_up, down)
+        routing = experts.route(draw(3, 4, seed=3, device="cpu"), 2, True)
+        expected = truth(x, gate_up, down, routing)
+        stream = experts.linear_add(x, routing, nk.Stream(hidden))
+        assert torch.equal(stream.hidden, hidden)
+        assert error(stream.pending, expected) < 1e-6
+        doubled = nk.RankSum(lambda partial: partial * 2)  # two ranks with the same part
+        stream = experts.linear_add(x, routing, nk.Stream(hidden), doubled)
+        assert error(stream.pending, 2 * expected) < 1e-6
+
+
+class Watched(TorchDispatchMode):
+    """Names torch's own ops: on a card each would be a launch."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(str(func.overloadpacket))
+        return func(*args, **(kwargs or {}))
+
+
+class TestOnACard:
+    @on_device
+    @pytest.mark.parametrize(
+        ("tile", "dtype"),
+        [(0, torch.float32), (0, torch.bfloat16), (16, torch.float32), (16, torch.bfloat16),
+         (32, torch.float16), (64, torch.bfloat16), (128, torch.bfloat16)],
+    )  # fmt: skip
+    def test_products(self, tile, dtype):
+        """With outputs and columns that no tile divides."""
+        tokens, size, width = (19, 144, 80) if tile else (2, 72, 40)
+        x = draw(tokens, size, dtype=dtype)
+        gate_up, down = matrices(4, size, width, dtype)
+        routing = triton_route.route(draw(tokens, 4, dtype=dtype, seed=3), 2, True, tile)
+        gated = products.expert_gated_linear(x, gate_up, routing)
+        assert error(gated, reference.expert_gated_linear(x, gate_up, routing)) < CLOSE[dtype]
+        partials = products.expert_linear(gated, down, routing)
+        assert partials.shape == (2, tokens, size)
+        assert error(partials, reference.expert_linear(gated, down, routing)) < CLOSE[dtype]
+        whole = products.sum_partials(partials)
+        assert torch.equal(whole, reference.sum_partials(partials))
+        assert error(whole, truth(x, gate_up, down, routing)) < CLOSE[dtype]
+
+    @on_device
+    def test_no_token(self):
+        gate_up, down = matrices(4, 32, 16, torch.float32)
+        experts = weight.dense_experts(gate_up, down)
+        for tile in (0, 16):
+            routing = triton_route.route(draw(0, 4), 2, True, tile)
+            assert experts.partials(draw(0, 32), routing).shape == (2, 0, 32)
+
+    @on_device
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_bits_do_not_depend_on_the_batch(self, dtype, monkeypatch):
+        monkeypatch.setattr(weight, "route", triton_route.route)
+        monkeypatch.setattr(weight, "expert_gated_linear", products.expert_gated_linear)
+        monkeypatch.setattr(weight, "expert_linear", products.expert_linear)
+        x, logits = draw(90, 64, dtype=dtype), draw(90, 4, dtype=dtype, seed=3)
+        experts = weight.batch_invariant_experts(*matrices(4, 64, 32, dtype))
+
+        def partials(some):
+            return experts.partials(x[some], experts.route(logits[some], 2, True))
+
+        whole = partials(slice(None))
+        for some in (slice(0, 1), slice(3, 8), slice(50, 90)):
+            assert torch.equal(partials(some), whole[:, some])
+
+    @outer_only
+    def test_height_of_tiles(self):
+        heights = {tokens: weight.tile_height(tokens * 8, 128) for tokens in (1, 16, 17, 256, 512)}
+        assert heights == {1: 0, 16: 0, 17: 16, 256: 16, 512: 32}
+        assert weight.tile_height(16384 * 8, 128) == 128
+        assert set(triton_tiles.GATED) == set(triton_tiles.DOWN) == {16, 32, 64, 128}
+
+    @on_device
+    @pytest.mark.parametrize(("tokens", "most"), [(2, 3), (40, 4)])
+    @pytest.mark.parametrize("name", ["dense_experts", "batch_invariant_experts"])
+    def test_launches(self, name, tokens, most, monkeypatch):
+        """With the router's product at most 5; the sum over k is in the next norm."""
+        if not INTERPRETING:
+            pytest.skip("counts what the interpreter launches")
+        from triton.runtime import interpreter  # noqa: PLC0415
+
+        monkeypatch.setattr(weight, "route", triton_route.route)
+        monkeypatch.setattr(weight, "expert_gated_linear", products.expert_gated_linear)
+        monkeypatch.setattr(weight, "expert_linear", products.expert_linear)
+        experts = getattr(weight, name)(*matrices(4, 32, 16, torch.float32))
+        x, logits = draw(tokens, 32), draw(tokens, 4, seed=3)
+        launches = []
+        run = interpreter.GridExecutor.__call__
+
+        def counted(self, *args, **options):
+            launches.append(self.fn.__name__)
+            with _disable_current_modes():
+                return run(self, *args, **options)
+
+        monkeypatch.setattr(interpreter.GridExecutor, "__call__", counted)
+        with Watched() as ops:
+            stream = experts.linear_add(x, experts.route(logits, 2, True), nk.Stream(x))
+        assert len(launches) <= (most if name == "dense_experts" else 4), launches
+        assert ops.seen <= {"aten.empty", "aten.empty_like", "aten.select"}, ops.seen
+        assert stream.pending.shape == (2, tokens, 32)
+
+
+@outer_only
+@pytest.mark.parametrize("capability", [80, 90, 100])
+class TestCompilesAheadOfTime:
+    @pytest.mark.parametrize(("num_experts", "top_k"), [(128, 8), (8, 2)])
+    def test_route(self, num_experts, top_k, capability):
+        block_e = next_power_of_2(num_experts)
+        sizes = {
+            "E": num_experts,
+            "TOP_K": top_k,
+            "TOKENS": min(triton_route.MOST_TOKENS, triton_route.ELEMENTS // block_e),
+            "BLOCK_E": block_e,
+            "PDL": capability >= 90,
+        }
+        choice = {"logits": "*bf16", "experts": "*i32", "weights": "*bf16", "counts": "*i32"}
+        integers = {"num_tokens": "i32", "steps": "i32", "tiles": "i32"}
+        assert_fits(
+            compile_for(
+                triton_route.route_kernel,
+                choice | {name: integers[name] for name in ("num_tokens", "steps")},
+                sizes | {"NORMALISED": True, "COUNT": True},
+                capability,
+                divisible=tuple(choice),
+                num_warps=4,
+            ),
+            capability,
+        )
+        sort = dict.fromkeys(("experts", "counts", "places", "tile_experts"), "*i32")
+        compiled = compile_for(
+            triton_route.places_kernel,
+            sort | integers,
+            sizes | {"TILE": 128},
+            capability,
+            divisible=tuple(sort),
+            num_warps=4,
+        )
+        assert_fits(compiled, capability)
+        assert "atom" not in compiled.ptx
+        assert ("griddepcontrol.wait" in compiled.ptx) == (capability >= 90)
+
+    # Qwen3-30B-A3B: gate and up of 768 from 2048, and back.
+    @pytest.mark.parametrize(
+        ("gated", "outputs", "columns"), [(True, 768, 2048), (False, 2048, 768)]
+    )
+    def test_few(self, gated, outputs, columns, capability):
+        rows, block_k = few.program_shape(outputs, columns, gated)
+        pointers = {"x": "*bf16", "weight": "*bf16", "experts": "*i32", "scales": "*bf16",
+                    "out": "*bf16"}  # fmt: skip
+        compiled = compile_for(
+            few.few_kernel,
+            pointers | {"num_entries": "i32"},
+            {"N": outputs, "K": columns, "TOP_K": 8, "GATED": gated, "ROWS": rows,
+             "BLOCK_K": block_k, "PDL": capability >= 90},
+            capability,
+            divisible=tuple(pointers),
+            num_warps=few.WARPS,
+        )  # fmt: skip
+        assert_fits(compiled, capability)
+        assert "ld.global.v4.b32" in compiled.ptx  # 16 bytes at a time
+
+    @pytest.mark.parametrize("tile", [16, 32, 64, 128])
+    @pytest.mark.parametrize(
+        ("gated", "outputs", "columns"), [(True, 768, 2048), (False, 2048, 768)]
+    )
+    def test_tiles(self, gated, outputs, columns, tile, capability):
+        shape = (triton_tiles.GATED if gated else triton_tiles.DOWN)[tile]
+        check_tiles("*bf16", shape, tile, gated, outputs, columns, capability)
+
+    def test_tiles_of_fp32(self, capability):
+        check_tiles("*fp32", triton_tiles.SINGLE, 64, True, 768, 2048, capability)
+
+
+def check_tiles(dtype, shape, tile, gated, outputs, columns, capability):
+    pointers = {"x": dtype, "weight": dtype, "places": "*i32", "tile_experts": "*i32",
+                "scales": dtype, "out": dtype}  # fmt: skip
+    compiled = compile_for(
+        triton_tiles.tiles_kernel,
+        pointers | {"num_tokens": "i32"},
+        {"N": outputs, "K": columns, "TOP_K": 8, "GATED": gated, "BLOCK_M": tile,
+         "BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k, "STAGES": shape.stages,
+         "PDL": capability >= 90},
+        capability,
+        divisible=tuple(pointers),
+        num_warps=shape.warps,
+    )  # fmt: skip
+    assert_fits(compiled, capability)
+    assert "atom" not in compiled.ptx
+    assert ("griddepcontrol.wait" in compiled.ptx) == (capability >= 90)
