@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nv_models.class_names import causal_name
 from nv_models.config import LayerNorms
 from nv_models.listing import first_few
 
@@ -65,10 +66,13 @@ GGUF_NAMES = {row.gguf: name for name, row in sorted(ARCHITECTURES.items())}
 def supported_architecture(architectures: Sequence[str]) -> str:
     """The first of a checkpoint's architectures that is in the table.
 
+    A class without a head, or with one for classes, counts as the one of its family with a head for
+    tokens: what differs is `nv_models.pooling`'s.
+
     Raises:
         ValueError: none is; the message names the supported ones.
     """
-    for architecture in architectures:
+    for architecture in map(causal_name, architectures):
         if architecture in ARCHITECTURES:
             return architecture
     named = ", ".join(first_few(architectures)) or "(none named)"

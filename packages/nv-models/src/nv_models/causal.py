@@ -8,6 +8,7 @@ from torch import nn
 from nv_models.config import ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Head
+from nv_models.pooling.pooler import Pooler
 
 
 class CausalLM(nn.Module, ABC):
@@ -18,7 +19,10 @@ class CausalLM(nn.Module, ABC):
     """
 
     config: ModelConfig
-    lm_head: Head
+    lm_head: Head | None
+    """None if it pools: `config.has_head` is False."""
+    pooler: Pooler
+    """Of a model that pools; set by the loader."""
 
     @abstractmethod
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:

@@ -109,6 +109,7 @@ class ModelConfig:
         output_bias: attention's output has a bias.
         norms: the norms that each layer has.
         tie_word_embeddings: the head is the embedding.
+        has_head: False if there are no logits: the model pools.
         eos_token_ids: any of them ends a sequence; may be empty. See `ends`.
         names_eos: False if the files name none: `eos_token_ids` is the architecture's default.
         bos_token_id: the id that begins a text, or None.
@@ -132,6 +133,7 @@ class ModelConfig:
     output_bias: bool = False
     norms: LayerNorms = LayerNorms()
     tie_word_embeddings: bool = False
+    has_head: bool = True
     eos_token_ids: tuple[int, ...] = ()
     names_eos: bool = True
     bos_token_id: int | None = None

@@ -18,7 +18,7 @@ from nv_models.causal import CausalLM
 from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.feed_forward import feed_forward
-from nv_models.layers.embedding import Embedding, Head, TiedEmbedding
+from nv_models.layers.embedding import Embedding, vocabulary_ends
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
@@ -136,9 +136,7 @@ class Decoder(CausalLM):
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
         super().__init__()
         self.config = config
-        sizes = config.vocab_size, config.hidden_size
-        head = (TiedEmbedding if config.tie_word_embeddings else Head)(*sizes, placement)
-        embedding = head if isinstance(head, TiedEmbedding) else Embedding(*sizes, placement)
+        embedding, head = vocabulary_ends(config, placement)
         self.model = DecoderBody(config, embedding, placement)
         self.lm_head = head
 
@@ -148,4 +146,5 @@ class Decoder(CausalLM):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""
+        assert self.lm_head is not None, "this model pools"
         return self.lm_head.logits(hidden)

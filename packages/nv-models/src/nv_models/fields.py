@@ -6,7 +6,8 @@ name. Never uses a value.
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} is a JSON {type(content).__name__}: it must be an object")
     return content
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Put a file's name before an error about its contents."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:

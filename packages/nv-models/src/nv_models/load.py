@@ -21,6 +21,9 @@ from nv_models.fields import read_json
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Finished, Placement
+from nv_models.pooling.checkpoint import PoolingCheckpoint
+from nv_models.pooling.pooler import DENSE, Pooler
+from nv_models.pooling.pooler_config import PoolerConfig
 from nv_models.read_config import read_config
 from nv_models.weights import fill_dummy, load_weights
 
@@ -36,12 +39,14 @@ class ModelPlan:
         placement: of this rank's share.
         checkpoint: the open files; None: random weights.
         seed: of the random weights.
+        pooler: what it makes of hidden states; None: logits.
     """
 
     config: ModelConfig
     placement: Placement
     checkpoint: Checkpoint | None
     seed: int
+    pooler: PoolerConfig | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -68,6 +73,8 @@ class ModelPlan:
 
     def _build(self, placement: Placement) -> CausalLM:
         model: CausalLM = model_class(self.config.architecture)(self.config, placement)
+        if self.pooler is not None:
+            model.pooler = Pooler(self.pooler, placement)
         return model
 
 
@@ -81,6 +88,7 @@ def plan_model(
     seed: int = 0,
     arithmetic: str = "fast",
     max_positions: int | None = None,
+    pooler: PoolerConfig | None = None,
 ) -> ModelPlan:
     """Decide how a checkpoint's model is loaded, without making any of it.
 
@@ -96,6 +104,7 @@ def plan_model(
             that it names too.
         max_positions: the longest sequence that will come, if shorter than what the checkpoint
             promises: the rotary embedding's table ends there.
+        pooler: what the model makes of hidden states in place of logits, as `read_pooler` found it.
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
@@ -114,8 +123,10 @@ def plan_model(
     chosen = choose_dtype(dtype, stored, torch.device(device))
     placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic))
     longest = min(max_positions or config.max_length, config.max_length)
-    config = replace(config, dtype=chosen, max_length=longest)
-    return ModelPlan(config, placement, checkpoint, seed)
+    config = replace(config, dtype=chosen, max_length=longest, has_head=pooler is None)
+    if pooler is not None and checkpoint is not None:
+        checkpoint = pooling_checkpoint(checkpoint, pooler)
+    return ModelPlan(config, placement, checkpoint, seed, pooler)
 
 
 def load_model(path: str | Path, **options: Any) -> CausalLM:  # noqa: ANN401
@@ -129,6 +140,13 @@ def load_model(path: str | Path, **options: Any) -> CausalLM:  # noqa: ANN401
         ValueError: as `plan_model`, or a checkpoint that does not fit the model; nothing was run.
     """
     return plan_model(path, **options).load()
+
+
+def pooling_checkpoint(body: Checkpoint, pooler: PoolerConfig) -> PoolingCheckpoint:
+    """The model's own files, and those of its Dense layers."""
+    folders = {DENSE.format(index): layer.folder for index, layer in enumerate(pooler.dense)}
+    parts = {name: SafetensorsCheckpoint(folder) for name, folder in folders.items()}
+    return PoolingCheckpoint(body, parts)
 
 
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:

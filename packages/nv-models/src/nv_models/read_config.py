@@ -6,8 +6,7 @@ each start. Never reads a weight.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,17 @@ import nv_kernels as nk
 
 from nv_models.architectures import ARCHITECTURES, supported_architecture
 from nv_models.config import DTYPES, Gated, GenerationDefaults, LayerSpec, ModelConfig
-from nv_models.fields import flag, number, numbers, read_json, size, strings, table, token_ids
+from nv_models.fields import (
+    flag,
+    naming,
+    number,
+    numbers,
+    read_json,
+    size,
+    strings,
+    table,
+    token_ids,
+)
 from nv_models.listing import first_few
 from nv_models.rope import RopeConfig, frequencies
 from nv_models.support import (
@@ -46,23 +55,14 @@ def read_config(path: str | Path) -> ModelConfig:
     config_file, generation_file = folder / "config.json", folder / "generation_config.json"
     raw = read_json(config_file)
     generation = read_json(generation_file) if generation_file.exists() else {}
-    with _naming(generation_file):
+    with naming(generation_file):
         defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
         named = eos_ids(generation)
-    with _naming(config_file):
+    with naming(config_file):
         config = model_config(raw, defaults, named)
     for file, ids in ((config_file, eos_ids(raw)), (generation_file, named)):
         _warn_of_undrawable(file, ids, config.vocab_size)
     return config
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Put a file's name before an error about its contents."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
 
 
 def _warn_of_undrawable(file: Path, ids: tuple[int, ...], vocab_size: int) -> None:

@@ -10,6 +10,7 @@ import nv_kernels as nk
 import torch
 from torch import nn
 
+from nv_models.config import ModelConfig
 from nv_models.placement import Placement, Shard
 
 
@@ -81,3 +82,14 @@ class TiedEmbedding(Embedding, Head):
     def finish(self) -> None:
         """Lay the rows out for the head's product; the embedding reads the loaded ones."""
         self.head = self.arithmetic.head(self.weight.detach())
+
+
+def vocabulary_ends(config: ModelConfig, placement: Placement) -> tuple[Embedding, Head | None]:
+    """A model's embedding, and its head if it has one: they may be one table."""
+    sizes = config.vocab_size, config.hidden_size
+    if not config.has_head:
+        return Embedding(*sizes, placement), None
+    if config.tie_word_embeddings:
+        both = TiedEmbedding(*sizes, placement)
+        return both, both
+    return Embedding(*sizes, placement), Head(*sizes, placement)

@@ -1,0 +1,58 @@
+"""PoolingCheckpoint: the tensors of a pooling model, wherever its files keep them.
+
+Owns two differences from a text model's checkpoint: names that lack `model.`, as the class without
+a head writes them, and Dense layers in folders of their own. Never opens a file.
+"""
+
+from collections.abc import Mapping
+
+import torch
+
+from nv_models.checkpoint import Checkpoint
+
+BODY = "model."
+HEADS = ("lm_head.", "score.")
+
+
+class PoolingCheckpoint:
+    """One checkpoint of several.
+
+    Args:
+        body: the model's own files.
+        parts: those of the layers after it, by the name that goes in front of their tensors'.
+    """
+
+    def __init__(self, body: Checkpoint, parts: Mapping[str, Checkpoint]) -> None:
+        self.place = body.place
+        every = [body, *parts.values()]
+        self.broken = [sentence for each in every for sentence in each.broken]
+        self.incomplete = any(each.incomplete for each in every)
+        is_bare = not any(name.startswith(BODY) for name in body.shapes)
+        self._found: dict[str, tuple[Checkpoint, str]] = {}
+        for name in body.shapes:
+            full = f"{BODY}{name}" if is_bare and not name.startswith(HEADS) else name
+            self._found[full] = body, name
+        for prefix, part in parts.items():
+            self._found |= {f"{prefix}.{name}": (part, name) for name in part.shapes}
+        self._dtype = body.dtype
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor of every part, by the name that the model asks for."""
+        return {full: part.shapes[name] for full, (part, name) in self._found.items()}
+
+    def name_in_file(self, name: str) -> str:
+        """The name that the part's own file has."""
+        if name not in self._found:
+            return name
+        part, own = self._found[name]
+        return part.name_in_file(own)
+
+    def dtype(self) -> torch.dtype:
+        """The body's."""
+        return self._dtype()
+
+    def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
+        """Fill `target` with a slice of `name`."""
+        part, own = self._found[name]
+        part.copy(own, dim, start, target)

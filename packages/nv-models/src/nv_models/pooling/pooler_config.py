@@ -1,0 +1,100 @@
+"""PoolerConfig: which states of a prompt are taken, and what is made of them.
+
+Owns the record. Never reads a file: `read_pooler` does.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class Pooling(Enum):
+    """The states that a prompt's own result is made of."""
+
+    LAST = "lasttoken"
+    MEAN = "mean"
+    CLS = "cls"
+    """The first token's."""
+
+
+class Activation(Enum):
+    """What a result ends in, if it is wanted."""
+
+    NORMALIZE = "normalize"
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A `Dense` module of sentence-transformers: activation(W x + b).
+
+    Args:
+        folder: where its weights are.
+        in_features: width of x.
+        out_features: width of the result.
+        has_bias: whether there is a b.
+        activation: the name of a class of torch.nn, such as "Tanh".
+    """
+
+    folder: Path
+    in_features: int
+    out_features: int
+    has_bias: bool
+    activation: str
+
+
+@dataclass(frozen=True)
+class PoolerConfig:
+    """How hidden states [E] become a result.
+
+    Args:
+        kind: "embed" or "classify".
+        hidden_size: E.
+        pooling: which states of a prompt count.
+        activation: what the result ends in.
+        activates: whether it does so for a request that does not say.
+        tasks: what the model can do, in vLLM's names.
+        num_labels: of a classifier; 0 of an embedding model.
+        has_bias: whether a classifier's `score` has a bias.
+        label_tokens: tokens whose rows of a head for tokens are a classifier's weights. (): the
+            checkpoint has `score.weight`.
+        is_two_way: whether two such tokens, as "no" and "yes", are one label: its weight is the
+            second's row minus the first's.
+        label_source: the tensor with those rows.
+        vocab_size: rows of that tensor.
+        dense: of an embedding model, in order.
+        prompts: texts that go in front of a text, by name.
+        default_prompt: the name of the one that goes in front if none is named.
+        joins_pairs: whether the two texts of a pair become one text, without a token between them.
+    """
+
+    kind: str
+    hidden_size: int
+    pooling: Pooling
+    activation: Activation
+    activates: bool
+    tasks: tuple[str, ...]
+    num_labels: int = 0
+    has_bias: bool = False
+    label_tokens: tuple[int, ...] = ()
+    is_two_way: bool = False
+    label_source: str = ""
+    vocab_size: int = 0
+    dense: tuple[DenseLayer, ...] = ()
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str | None = None
+    joins_pairs: bool = False
+
+    @property
+    def width(self) -> int:
+        """Values of a result."""
+        if self.kind == "classify":
+            return self.num_labels
+        return self.dense[-1].out_features if self.dense else self.hidden_size
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether a prompt's result needs other states than the last token's."""
+        return self.pooling is not Pooling.LAST

@@ -1,0 +1,266 @@
+"""What a model's files say of pooling, and the heads, against transformers' own classes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from nv_models import plan_model, read_config, read_pooler
+from nv_models.pooling.pooler_config import Activation, Pooling
+from nv_models.pooling.read_pooler import Asked
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+EMBED, CLASSIFY = ("embed", "token_embed"), ("classify", "token_classify")
+SIZES = {"vocab_size": 64, "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
+         "max_position_embeddings": 64, "pad_token_id": 0}  # fmt: skip
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A function that saves a tiny model of one of transformers' classes."""
+
+    def save(name: str, **fields: object) -> Path:
+        torch.manual_seed(3)
+        config = transformers.Qwen3Config if "Qwen3" in name else transformers.LlamaConfig
+        model = getattr(transformers, name)(config(**SIZES | fields))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0.0, 0.3)
+        model.save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A function that writes config.json of a class, and other files."""
+
+    def write(name: str = "Qwen3Model", files: dict | None = None, **fields: object) -> Path:
+        config = {"architectures": [name], **SIZES, **fields}
+        for file, content in {"config.json": config, **(files or {})}.items():
+            (tmp_path / file).parent.mkdir(exist_ok=True)
+            (tmp_path / file).write_text(json.dumps(content))
+        return tmp_path
+
+    return write
+
+
+def read(path: Path, runner: str = "auto", convert: str = "auto", task: str = "auto"):
+    return read_pooler(path, read_config(path), Asked.of(runner, convert, task))
+
+
+def modules(*kinds: str, package: str = "sentence_transformers.models.") -> list[dict]:
+    listed = enumerate(("Transformer", *kinds))
+    return [{"type": package + kind, "path": f"{i}_{kind}" if i else ""} for i, kind in listed]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "tasks"),
+    [
+        ("Qwen3ForCausalLM", {}, None, ()),
+        ("Qwen3ForCausalLM", {"runner": "pooling"}, "embed", EMBED),
+        ("Qwen3ForCausalLM", {"task": "embed"}, "embed", EMBED),
+        ("Qwen3ForCausalLM", {"convert": "classify"}, "classify", CLASSIFY),
+        ("LlamaModel", {}, "embed", EMBED),
+        ("LlamaForSequenceClassification", {}, "classify", CLASSIFY),
+        ("LlamaForSequenceClassification", {"task": "score"}, "classify", CLASSIFY),
+        ("LlamaForSequenceClassification", {"convert": "embed"}, "embed", EMBED),
+        ("Qwen3ForTokenClassification", {}, "classify", ("token_classify",)),
+    ],
+)
+def test_options_and_class_decide(folder, name, options, kind, tasks):
+    pooler = read(folder(name), **options)
+    assert (pooler and pooler.kind, pooler.tasks if pooler else ()) == (kind, tasks)
+
+
+@pytest.mark.parametrize(
+    ("fields", "activation", "num_labels"),
+    [
+        ({}, Activation.SOFTMAX, 2),
+        ({"num_labels": 1}, Activation.SIGMOID, 1),
+        ({"id2label": {"0": "x", "1": "y", "2": "z"}}, Activation.SOFTMAX, 3),
+        ({"problem_type": "single_label_classification"}, Activation.SOFTMAX, 2),
+        ({"problem_type": "multi_label_classification"}, Activation.SIGMOID, 2),
+        ({"problem_type": "regression", "num_labels": 1}, Activation.NONE, 1),
+    ],
+)
+def test_problem_types(folder, fields, activation, num_labels):
+    pooler = read(folder("Qwen3ForSequenceClassification", **fields))
+    assert (pooler.activation, pooler.num_labels) == (activation, num_labels)
+    assert ("score" in pooler.tasks) == (num_labels == 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "pooling"),
+    [
+        ({"pooling_mode": "lasttoken"}, Pooling.LAST),
+        ({"pooling_mode": "mean"}, Pooling.MEAN),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, Pooling.LAST),
+        ({"pooling_mode_cls_token": True}, Pooling.CLS),
+        ({}, Pooling.MEAN),
+    ],
+)
+@pytest.mark.parametrize("package", ["sentence_transformers.models.", "a.b.modules.", ""])
+def test_both_spellings_of_a_folder_of_sentence_transformers(folder, values, pooling, package):
+    named = {"prompts": {"query": "Q: ", "document": ""}, "default_prompt_name": None}
+    files = {
+        "modules.json": modules("Pooling", "Normalize", package=package),
+        "1_Pooling/config.json": values,
+        "config_sentence_transformers.json": named,
+    }
+    pooler = read(folder("Qwen3ForCausalLM", files))
+    assert (pooler.kind, pooler.pooling, pooler.activates) == ("embed", pooling, True)
+    assert pooler.prompts == (("query", "Q: "), ("document", ""))
+    files["modules.json"] = modules("Pooling", package=package)
+    assert not read(folder("Qwen3ForCausalLM", files)).activates
+
+
+DENSE = {"in_features": 128, "out_features": 3, "activation_function": "torch.nn.modules.Tanh"}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "values", "sentence"),
+    [
+        (("Pooling",), {"pooling_mode": "max"}, "'max': it must be one of lasttoken, mean, cls"),
+        (
+            ("Pooling",),
+            {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+            r"'cls\+mean'",
+        ),
+        (("Normalize",), {}, "has Normalize in .*supported are a Transformer"),
+        (("Pooling", "LayerNorm"), {}, "has LayerNorm in"),
+        (("Pooling", "Dense"), DENSE | {"in_features": 9}, "in_features is 9, .* gives 128"),
+        (("Pooling", "Dense"), DENSE | {"activation_function": "x.Softsign"}, "'Softsign'"),
+    ],
+)
+def test_a_folder_that_is_not_supported_says_why(folder, kinds, values, sentence):
+    files = {f"{i}_{kind}/config.json": values for i, kind in enumerate(kinds, 1)}
+    with pytest.raises(ValueError, match=sentence):
+        read(folder("Qwen3Model", {"modules.json": modules(*kinds), **files}))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fields", "sentence"),
+    [
+        ("Qwen3Model", {"runner": "generate"}, {}, "names Qwen3Model, which has no head for tok"),
+        ("Qwen3ForCausalLM", {"runner": "generate", "convert": "embed"}, {}, "converts nothing"),
+        ("Qwen3ForCausalLM", {"runner": "generate", "task": "embed"}, {}, "task is 'embed', which"),
+        ("BertModel", {}, {}, "architecture BertModel is not supported"),
+        ("Qwen3ForSequenceClassification", {}, {"problem_type": "x"}, "problem_type is 'x'"),
+        (
+            "Qwen3ForSequenceClassification",
+            {},
+            {"classifier_from_token": ["no"], "is_original_qwen3_reranker": True},
+            "must name two tokens",
+        ),
+        (
+            "Qwen3ForSequenceClassification",
+            {},
+            {"classifier_from_token": ["no", "maybe"]},
+            "names 'maybe', which .*tokenizer.json does not have",
+        ),
+    ],
+)
+def test_what_contradicts_the_files_is_refused(folder, name, options, fields, sentence):
+    files = {"tokenizer.json": {"model": {"vocab": {"no": 1}}, "added_tokens": None}}
+    with pytest.raises(ValueError, match=sentence):
+        read(folder(name, files, **fields), **options)
+
+
+def load(path: Path, **options: str):
+    return plan_model(path, pooler=read(path, **options)).load()
+
+
+@pytest.mark.parametrize("name", ["Qwen3Model", "LlamaModel"])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_names_may_lack_their_prefix(saved, name, prefix):
+    path = saved(name)
+    file = path / "model.safetensors"
+    weights = {prefix + each: value for each, value in load_file(file).items()}
+    save_file(weights, file)
+    model = load(path)
+    torch.testing.assert_close(model.model.norm.weight, weights[f"{prefix}norm.weight"])
+    assert model.lm_head is None
+    del weights[f"{prefix}layers.0.mlp.up_proj.weight"]
+    save_file(weights, file)
+    with pytest.raises(ValueError, match=r"layers.0.mlp.up_proj.weight \[64, 128\] is missing"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("Qwen3ForSequenceClassification", {"num_labels": 3}),
+        ("LlamaForSequenceClassification", {"num_labels": 1}),
+        ("LlamaForTokenClassification", {"num_labels": 4}),
+    ],
+)
+def test_a_classifier_s_head_is_the_checkpoint_s_in_fp32(saved, name, fields):
+    path = saved(name, **fields)
+    head = getattr(transformers, name).from_pretrained(path).score.float()
+    model = plan_model(path, pooler=read(path), dtype="bfloat16").load()
+    hidden = torch.randn(5, 128).bfloat16()
+    found = model.pooler(hidden)
+    torch.testing.assert_close(found, head(hidden.float()), atol=1e-5, rtol=1e-5)
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_reranker_s_label_is_the_difference_of_two_tokens(saved, tied):
+    path = saved("Qwen3ForCausalLM", tie_word_embeddings=tied)
+    config = json.loads((path / "config.json").read_text())
+    config |= {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["no", "yes"],
+        "is_original_qwen3_reranker": True,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    known = {"model": {"vocab": {"no": 7}}, "added_tokens": [{"content": "yes", "id": 9}]}
+    (path / "tokenizer.json").write_text(json.dumps(known))
+    weights = load_file(path / "model.safetensors")
+    head = weights["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    model, hidden = load(path), torch.randn(4, 128)
+    want = (hidden @ head.T)[:, [7, 9]].softmax(-1)[:, 1:]
+    torch.testing.assert_close(model.pooler.activate(model.pooler(hidden)), want)
+    assert model.pooler.config.tasks[0] == "score"
+    config["is_original_qwen3_reranker"] = False
+    (path / "config.json").write_text(json.dumps(config))
+    torch.testing.assert_close(load(path).pooler(hidden), (hidden @ head.T)[:, [7, 9]])
+
+
+def test_dense_layers_are_loaded_from_their_folders(saved):
+    path = saved("Qwen3Model")
+    layers = [nn.Linear(128, 16), nn.Linear(16, 3, bias=False)]
+    listed = modules("Pooling", "Dense", "Dense")
+    for index, (layer, activation) in enumerate(zip(layers, ("Tanh", "Identity"), strict=True), 2):
+        part = path / f"{index}_Dense"
+        listed[index]["path"] = part.name
+        part.mkdir()
+        values = {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "bias": layer.bias is not None,
+            "activation_function": f"torch.nn.{activation}",
+        }
+        (part / "config.json").write_text(json.dumps(values))
+        named = {f"linear.{name}": value for name, value in layer.state_dict().items()}
+        save_file(named, part / "model.safetensors")
+    (path / "modules.json").write_text(json.dumps(listed))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    model, hidden = load(path), torch.randn(4, 128)
+    torch.testing.assert_close(model.pooler(hidden), layers[1](layers[0](hidden).tanh()))
+    assert model.pooler.config.width == 3
+    save_file({"linear.weight": layers[1].weight.detach()}, path / "2_Dense" / "model.safetensors")
+    with pytest.raises(ValueError, match=r"linear.bias \[16\] is missing"):
+        load(path)
+
+
+def test_dummy_weights_need_no_files(folder):
+    path = folder("Qwen3ForSequenceClassification")
+    model = plan_model(path, pooler=read(path), load_format="dummy").load()
+    assert model.pooler(torch.ones(1, 128)).isfinite().all()
