@@ -69,7 +69,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "allowed_local_media_path": ("",),
     "calculate_kv_scales": (False,),
     "config_format": ("auto",),
-    "convert": ("auto", "none"),
     "cpu_offload_gb": (0,),
     "data_parallel_size": (1,),
     "download_dir": (),
@@ -89,11 +88,9 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "model_impl": ("auto",),
     "override_generation_config": ({},),
     "pipeline_parallel_size": (1,),
-    "runner": ("auto", "generate"),
     "scheduling_policy": ("fcfs",),
     "speculative_config": (),
     "structured_outputs_config": (),
-    "task": ("auto", "generate"),
     "tokenizer_revision": (),
 }
 """vLLM's options that are not built: the values, besides None, that change nothing."""

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from nv_engine.params import SamplingParams
+from nv_engine.pooling_params import PoolingParams
 
 NO_TOKEN = -1
 """In place of a drawn token: the row's logits hold NaN or infinity, or all are -inf."""
@@ -24,6 +25,8 @@ class Admission(NamedTuple):
     """Prompt and what was generated so far (penalties count them)."""
     prompt_logprobs: int | None = None
     """Most likely tokens to return for each token of the prompt; None: not asked for."""
+    pooling: PoolingParams | None = None
+    """What is made of the prompt's hidden states in place of draws; None: tokens are drawn."""
 
 
 class BlockAppend(NamedTuple):
@@ -59,7 +62,8 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...]
     """The tokens, or () for the one token that the slot sampled last and keeps on the device."""
     samples: bool
-    """True if the chunk reaches the sequence's end, so that the next token is drawn."""
+    """True if the chunk reaches the sequence's end, so that the next token is drawn (a pooling
+    sequence: so that its result is there)."""
 
 
 class Batch(NamedTuple):
@@ -92,6 +96,15 @@ class TokenLogprobs(NamedTuple):
     """Of the token itself: 1 plus the number of tokens that are more likely."""
 
 
+class PooledRows(NamedTuple):
+    """Results of pooling: a row for a prompt, or one for each of its tokens."""
+
+    width: int
+    """Values of a row."""
+    values: bytes
+    """fp32 in the machine's byte order, row after row."""
+
+
 class StepResult(NamedTuple):
     """The tokens that a step drew, and all else that the device reports of it."""
 
@@ -106,3 +119,6 @@ class StepResult(NamedTuple):
     does not sample those of its last token, and those that prompt log-probabilities come from."""
     failed: Mapping[int, str] | None = None
     """Why, by slot: sequences whose parameters could not be taken in. Their tokens mean nothing."""
+    pooled: Mapping[int, PooledRows] | None = None
+    """By slot, of a step that pools and draws nothing: the result of each prompt that ends in it,
+    and of the tokens of those prompts whose tokens have results. None: tokens were drawn."""

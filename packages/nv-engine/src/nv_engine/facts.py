@@ -10,6 +10,18 @@ from nv_engine.values import MAX_COUNT
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolingFacts:
+    """Of a runner that pools; frozen."""
+
+    tasks: tuple[str, ...]
+    """What the model can do, of `nv_engine.pooling_params.TASKS`."""
+    width: int
+    """Values of a result: the embedding's length, or the number of labels."""
+    reads_whole_prompt: bool
+    """Whether a prompt's own result is made of all its tokens' states, not the last's alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """Of one runner; frozen."""
 
@@ -29,3 +41,5 @@ class ModelFacts:
     """Tokens of prompts in a step beside decoding rows; None: up to max_num_batched_tokens."""
     num_ids: int | None = None
     """Ids from here on are drawn only for requests that name them; None: all are."""
+    pooling: PoolingFacts | None = None
+    """What the runner makes of prompts in place of tokens; None: it draws tokens."""

@@ -6,11 +6,11 @@ Owns the record that the engine returns. Never counts tokens, never reads text.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from nv_engine.batch import TokenLogprobs
+from nv_engine.batch import PooledRows, TokenLogprobs
 
 
 class SequenceUpdate(NamedTuple):
-    """The tokens that one sequence gained in a step, and whether it ended."""
+    """The tokens that one sequence gained in a step, or its pooled result, and whether it ended."""
 
     request_id: int
     index: int  # type: ignore[assignment]  # hides tuple.index, which is not used
@@ -30,6 +30,8 @@ class SequenceUpdate(NamedTuple):
     """One for each new token; None unless the parameters ask for them."""
     prompt_logprobs: Sequence[TokenLogprobs] | None = None
     """One for each prompt token but the first: with the first tokens of completion 0, if asked."""
+    pooled: PooledRows | None = None
+    """The result of a pooling request, with finish_reason "stop"; None of any other."""
 
     def is_of(self, request_id: int, index: int | None) -> bool:
         """Whether it is about a request, or one completion of it."""

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nv_engine.facts import ModelFacts
+from nv_engine.facts import ModelFacts, PoolingFacts
 from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
+from nv_engine.pooling_params import EMBED_TASKS, PoolingParams
 from nv_engine.values import integer, shown
 
 MAX_ID = 2**63 - 1
@@ -67,14 +68,15 @@ def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = F
     """The prompt as a list of plain ints; with `plain`, a list is known to be one, and is it.
 
     Raises:
-        ValueError: it is empty, leaves no room for one token more, or has an id that is not an
-            integer or is outside the vocabulary.
+        ValueError: it is empty, too long, or has an id that is not an integer or is outside the
+            vocabulary. If tokens are drawn, one that leaves no room for one is too long.
     """
     prompt = token_ids if plain and isinstance(token_ids, list) else _plain_ids(token_ids)
     if not prompt:
         raise ValueError("the prompt is empty: it must have at least one token")
     _check_ids("the prompt", prompt, facts)
-    if len(prompt) >= facts.max_model_len:
+    num_drawn = 1 if facts.pooling is None else 0
+    if len(prompt) + num_drawn > facts.max_model_len:
         raise ValueError(f"the prompt has {len(prompt)} tokens and {_bound(facts)}")
     return prompt
 
@@ -83,6 +85,8 @@ def _bound(facts: ModelFacts) -> str:
     """Which setting bounds a sequence's length, and what a user can do about it."""
     length, own = facts.max_model_len, facts.own_model_len
     no_room = "so there is no room for one more: shorten the prompt"
+    if facts.pooling is not None:
+        no_room = "which is less: pass truncate_prompt_tokens=-1, which keeps the last ones"
     if length < own:
         return f"max_model_len is {length}, {no_room}, or raise max_model_len (up to {own})"
     return (
@@ -99,6 +103,49 @@ def _plain_ids(token_ids: Iterable[int]) -> list[int]:
     except TypeError as error:
         raise ValueError(f"the prompt must be a list of integer token ids: {error}") from None
     return prompt
+
+
+def check_kind(params: SamplingParams | PoolingParams, facts: ModelFacts) -> None:
+    """Refuse parameters of the other kind of engine.
+
+    Raises:
+        ValueError: sampling parameters where prompts are pooled, or the reverse.
+    """
+    if facts.pooling is not None and isinstance(params, SamplingParams):
+        raise ValueError(
+            f"this engine pools ({', '.join(facts.pooling.tasks)}) and generates no text: call "
+            'embed, classify, score or encode, or load the model with runner="generate"'
+        )
+    if facts.pooling is None and isinstance(params, PoolingParams):
+        raise ValueError(
+            "this engine generates text and does not pool: call generate, or load the model with "
+            'runner="pooling"'
+        )
+
+
+def check_pooling(params: PoolingParams, pooling: PoolingFacts) -> None:
+    """Check a pooling request's parameters against the model.
+
+    Raises:
+        ValueError: a task that the model lacks, or a value that does not fit task or model.
+    """
+    if params.task not in pooling.tasks:
+        raise ValueError(
+            f"task is {params.task!r}: this model has {', '.join(pooling.tasks)}; choose one of "
+            'them, or another model (convert="embed" or "classify" when it is loaded may help)'
+        )
+    if params.dimensions is None:
+        return
+    if params.task not in EMBED_TASKS:
+        raise ValueError(
+            f"dimensions is {params.dimensions} and task {params.task!r}, whose results are not "
+            "embeddings: leave dimensions out"
+        )
+    if params.dimensions > pooling.width:
+        raise ValueError(
+            f"dimensions is {params.dimensions}: it must be from 1 to {pooling.width}, the length "
+            "of this model's embeddings"
+        )
 
 
 def check_params(params: SamplingParams, grammar: Grammar | None, facts: ModelFacts) -> None:

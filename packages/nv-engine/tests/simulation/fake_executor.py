@@ -26,6 +26,7 @@ class Row:
         self.wants_logprobs = admission.params.logprobs is not None
         self.wants_prompt = admission.prompt_logprobs is not None
         self.salt = salt
+        self.pooling = admission.pooling
         self.table = []
         self.length = None  # tokens computed; None: nothing yet
         self.last = None  # the token that it drew last
@@ -70,15 +71,18 @@ class FakeExecutor:
         for append in batch.appends:
             self._append(append)
         self._copy(batch.copies)
-        steps = [self._step(batch) for _ in range(batch.num_steps)]
+        result = self._result(batch)
         rows, size = [self.rows[chunk.slot] for chunk in batch.chunks], self.facts.block_size
         blocks = [block for row in rows for block in row.table[: -(-row.length // size)]]
         self.reading.update(blocks)
         slots = {chunk.slot for chunk in batch.chunks}
-        result = StepResult(steps, *self._logprobs(batch, steps))
         pending = FakePending(self, self.num_batches, result, blocks, slots)
         self.unread.append(pending)
         return pending
+
+    def _result(self, batch):
+        steps = [self._step(batch) for _ in range(batch.num_steps)]
+        return StepResult(steps, *self._logprobs(batch, steps))
 
     def read(self, pending):
         """The host waits for a step."""

@@ -15,8 +15,18 @@ from nv_engine.scheduling.draw_key import draw_key
 class Simulation:
     """An engine over the fake device that remembers what was asked and what came."""
 
+    make_executor = FakeExecutor
+
     def __init__(
-        self, *, block_size=16, num_blocks=64, max_model_len=256, seed=0, mixed=None, **options
+        self,
+        *,
+        block_size=16,
+        num_blocks=64,
+        max_model_len=256,
+        seed=0,
+        mixed=None,
+        pooling=None,
+        **options,
     ):
         facts = ModelFacts(
             vocab_size=VOCAB,
@@ -26,9 +36,10 @@ class Simulation:
             block_size=block_size,
             own_model_len=max_model_len,
             mixed_steps=mixed,
+            pooling=pooling,
         )
         config = EngineConfig(model="fake", seed=seed, **options)
-        self.executor = FakeExecutor(
+        self.executor = self.make_executor(
             facts, config.max_num_seqs, config.max_num_batched_tokens, self.salt_in
         )
         self.engine = Engine(config, self.executor)

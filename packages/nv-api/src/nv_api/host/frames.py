@@ -14,6 +14,7 @@ from nv_engine import (
     EngineMetrics,
     EngineRequest,
     ModelFacts,
+    PoolingParams,
     SamplingParams,
     SequenceUpdate,
     StructuredOutputsParams,
@@ -42,8 +43,10 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
     request_id: int
     token_ids: list[int]
     params: dict[str, Any]
-    """The fields of SamplingParams that differ from the defaults."""
+    """The fields that differ from the defaults."""
     cache_salt: str | None = None
+    pools: bool = False
+    """Whether the parameters are of PoolingParams instead."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -161,19 +164,23 @@ class FrameBuffer:
         return bodies
 
 
-_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+_DEFAULTS = {
+    kind: {field.name: field.default for field in fields(kind)}
+    for kind in (SamplingParams, PoolingParams)
+}
 
 
 def add_of(request: EngineRequest, request_id: int) -> Add:
     """A request as it travels; the grammar is compiled where it arrives."""
     given: dict[str, Any] = {
         name: value
-        for name, default in _DEFAULTS.items()
+        for name, default in _DEFAULTS[type(request.params)].items()
         if name not in TEXT_FIELDS and (value := getattr(request.params, name)) != default
     }
     if (form := given.get("structured_outputs")) is not None:
         given["structured_outputs"] = {f.name: getattr(form, f.name) for f in fields(form)}
-    return Add(request_id, list(request.token_ids), given, request.cache_salt)
+    pools = isinstance(request.params, PoolingParams)
+    return Add(request_id, list(request.token_ids), given, request.cache_salt, pools)
 
 
 def request_of(add: Add) -> EngineRequest:
@@ -183,13 +190,15 @@ def request_of(add: Add) -> EngineRequest:
         ValueError: a parameter is out of range.
     """
     given: Mapping[str, Any] = add.params
+    ids, salt = add.token_ids, add.cache_salt
+    if add.pools:
+        params = PoolingParams(**given)
+        return EngineRequest(ids, params, request_id=add.request_id, cache_salt=salt)
     form = given.get("structured_outputs")
-    params = SamplingParams(
+    sampling = SamplingParams(
         **{**given, "structured_outputs": form and StructuredOutputsParams(**form)}
     )
-    return EngineRequest(
-        add.token_ids, params, request_id=add.request_id, cache_salt=add.cache_salt
-    )
+    return EngineRequest(ids, sampling, request_id=add.request_id, cache_salt=salt)
 
 
 def with_grammar(request: EngineRequest, grammar: Any) -> EngineRequest:  # noqa: ANN401

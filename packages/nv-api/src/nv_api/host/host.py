@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from nv_engine.pooling_params import PoolingParams
+
 from nv_api.host.frames import (
     Abort,
     Accepted,
@@ -105,7 +107,8 @@ class Host:
         except REFUSALS as error:
             self._refuse(request_id, error)
             return
-        form = request.params.structured_outputs
+        params = request.params
+        form = None if isinstance(params, PoolingParams) else params.structured_outputs
         if form is None:
             self._queue(request_id, request)
             return

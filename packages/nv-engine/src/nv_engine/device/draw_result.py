@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nv_engine.batch import NO_TOKEN, Chunk, StepResult, TokenLogprobs
+from nv_engine.device.download import to_host
 from nv_engine.device.head import Outputs
 from nv_engine.device.logprobs import RowLogprobs, TopLogprobs, plain
 
@@ -68,8 +69,8 @@ class DrawResult:
     ) -> None:
         self._entries = entries
         self._rows = rows
-        self._logprob_parts = [_to_host(part) for part in logprobs]
-        self._prompt_parts = [_to_host(part) for part in prompt.top] if prompt else []
+        self._logprob_parts = [to_host(part) for part in logprobs]
+        self._prompt_parts = [to_host(part) for part in prompt.top] if prompt else []
         self._asked = asked
         self._spans = prompt.spans if prompt is not None else ()
         self._silent = silent or {}
@@ -124,11 +125,3 @@ class DrawResult:
         counts = [count for _, number, count in self._spans for _ in range(number)]
         tokens = iter(plain(TopLogprobs(*self._prompt_parts), counts))
         return {slot: [next(tokens) for _ in range(number)] for slot, number, _ in self._spans}
-
-
-def _to_host(part: Tensor) -> Tensor:
-    """Queue a copy to the host; nothing is there until the stream got so far."""
-    if not part.is_cuda:
-        return part
-    host = torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=True)
-    return host.copy_(part, non_blocking=True)

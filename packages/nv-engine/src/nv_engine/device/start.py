@@ -10,7 +10,16 @@ from dataclasses import dataclass
 
 import nv_kernels as nk
 import torch
-from nv_models import CausalLM, ModelPlan, TensorParallel, plan_model, read_config, resolve
+from nv_models import (
+    CausalLM,
+    ModelPlan,
+    TensorParallel,
+    plan_model,
+    read_config,
+    read_pooler,
+    resolve,
+)
+from nv_models.pooling.read_pooler import Asked
 
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import Buckets
@@ -30,15 +39,17 @@ from nv_engine.device.memory import (
     full_step,
     peak_bytes,
 )
+from nv_engine.device.pool_head import PoolHead
 from nv_engine.device.rendezvous import smallest
 from nv_engine.device.ring import ResultRing
 from nv_engine.device.runner import Runner
 from nv_engine.device.sampling_tables import STOP_BYTES, SamplingTables
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.trial import TrialSteps
-from nv_engine.facts import ModelFacts
+from nv_engine.facts import ModelFacts, PoolingFacts
 from nv_engine.log import LOGGER
 from nv_engine.mixed import MixedSteps, mixed_steps
+from nv_engine.pooling_params import PoolingParams
 
 SLACK_BYTES = 512 * 2**20
 """Memory that the allocator does not count: library workspaces, fragments, nodes of graphs."""
@@ -103,6 +114,23 @@ class StartPlan:
             own_model_len=self.own_model_len,
             mixed_steps=mixed,
             num_ids=num_ids(self.config.tokenizer_num_ids, eos_token_ids, model.vocab_size),
+            pooling=self._pooling,
+        )
+
+    @property
+    def trial_pooling(self) -> PoolingParams | None:
+        """The pooling that takes the most memory: of each token; None: tokens are drawn."""
+        pooler = self.model.pooler
+        return None if pooler is None else PoolingParams(task=pooler.tasks[-1])
+
+    @property
+    def _pooling(self) -> PoolingFacts | None:
+        """The facts of a model that pools."""
+        pooler = self.model.pooler
+        if pooler is None:
+            return None
+        return PoolingFacts(
+            tasks=pooler.tasks, width=pooler.width, reads_whole_prompt=pooler.reads_whole_prompt
         )
 
 
@@ -154,6 +182,8 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
     """
     path = resolve(config.model, config.revision)
     model_config = read_config(path)
+    asked = Asked.of(config.runner, config.convert, config.task)
+    pooler = read_pooler(path, model_config, asked)
     device = choose_device(config.device, parallel.rank)
     own_len = model_config.max_length
     max_len = own_len if config.max_model_len is None else min(config.max_model_len, own_len)
@@ -166,6 +196,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         load_format=config.load_format,
         arithmetic="batch_invariant" if config.deterministic else "fast",
         max_positions=max_len,
+        pooler=pooler,
     )
     architecture, dtype = model_config.architecture, model.placement.dtype
     LOGGER.info("model: %s (%s), %s on %s", config.model, architecture, dtype, device)
@@ -266,7 +297,10 @@ def _room(plan: StartPlan) -> int:
 
 def _compile_kernels(plan: StartPlan, model: CausalLM) -> None:
     """Compile the kernels of the usual steps in parallel, if this machine has not yet."""
-    steps, runner = TrialSteps(plan.config, plan.max_model_len), _make_trial_runner(plan, model)
+    steps, runner = (
+        TrialSteps(plan.config, plan.max_model_len, plan.trial_pooling),
+        _make_trial_runner(plan, model),
+    )
     with nk.compile_ahead():
         for batch in (*steps.small(), steps.prefill()):  # the slowest to compile last
             runner.run(batch)
@@ -283,7 +317,10 @@ def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
     if plan.device.type == "cpu":
         return cpu_blocks(need, room), 0
     try:
-        steps, runner = TrialSteps(config, plan.max_model_len), _make_trial_runner(plan, model)
+        steps, runner = (
+            TrialSteps(config, plan.max_model_len, plan.trial_pooling),
+            _make_trial_runner(plan, model),
+        )
         prefill = peak_bytes(plan.device, lambda: runner.run(steps.prefill()).result())
         decode = peak_bytes(plan.device, lambda: runner.run(steps.decode()).result())
     except torch.OutOfMemoryError as error:
@@ -314,9 +351,15 @@ def _runner_over(
 ) -> Runner:
     """A runner with new slots and the head that these options ask for."""
     slots = Slots(plan.config.max_num_seqs, plan.table_width, plan.device)
-    head = _draw_head(plan, model, slots, facts)
+    head = _head(plan, model, slots, facts)
     windows = plan.model.config.windows
     return Runner(model, plan.backend, kv_caches, slots, head, facts=facts, windows=windows)
+
+
+def _head(plan: StartPlan, model: CausalLM, slots: Slots, facts: ModelFacts) -> DrawHead | PoolHead:
+    if facts.pooling is None:
+        return _draw_head(plan, model, slots, facts)
+    return PoolHead(model.pooler, plan.config.max_num_seqs, plan.device)
 
 
 def _draw_head(plan: StartPlan, model: CausalLM, slots: Slots, facts: ModelFacts) -> DrawHead:

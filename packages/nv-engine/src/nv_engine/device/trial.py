@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from nv_engine.batch import Admission, Batch, Chunk
 from nv_engine.config import EngineConfig
 from nv_engine.params import SamplingParams
+from nv_engine.pooling_params import PoolingParams
 
 SMALL_STEPS = (1, 2, 16, 32, 64, 128, 256)
 """Rows of the steps whose kernels are compiled at the start: one step for each form that products
@@ -16,9 +17,18 @@ when it shrinks to that size."""
 
 
 class TrialSteps:
-    """The steps that take the most memory, and small ones, in a pool of a single block."""
+    """The steps that take the most memory, and small ones, in a pool of a single block.
 
-    def __init__(self, config: EngineConfig, max_model_len: int) -> None:
+    Args:
+        config: the options.
+        max_model_len: most tokens of a sequence.
+        pooling: what is made of prompts; None: tokens are drawn.
+    """
+
+    def __init__(
+        self, config: EngineConfig, max_model_len: int, pooling: PoolingParams | None = None
+    ) -> None:
+        self._pooling = pooling
         budget = config.max_num_batched_tokens
         self._num_rows = min(config.max_num_seqs, budget)
         each, more = divmod(budget, self._num_rows)
@@ -34,14 +44,17 @@ class TrialSteps:
         ids = [(0,) * length for length in self._lengths]
         return Batch(
             chunks=tuple(Chunk(slot, 0, n, ids[slot], samples=True) for slot, n in rows),
-            admissions=tuple(Admission(slot, params, slot, n, ids[slot]) for slot, n in rows),
+            admissions=tuple(self._admission(slot, params, ids[slot]) for slot, n in rows),
         )
+
+    def _admission(self, slot: int, params: SamplingParams, ids: tuple[int, ...]) -> Admission:
+        return Admission(slot, params, slot, len(ids), ids, pooling=self._pooling)
 
     def small(self) -> Iterator[Batch]:
         """Steps of a few rows of one token, as the kernels for few rows differ by their number."""
         for temperature in (0.0, 1.0):
             params = SamplingParams(temperature=temperature)
-            admissions = tuple(Admission(s, params, s, 1, (0,)) for s in range(self._num_rows))
+            admissions = tuple(self._admission(s, params, (0,)) for s in range(self._num_rows))
             for size in {min(size, self._num_rows) for size in SMALL_STEPS}:
                 chunks = tuple(Chunk(slot, 0, 1, (0,), samples=True) for slot in range(size))
                 yield Batch(chunks, admissions)

@@ -66,8 +66,7 @@ class RunningSequences:
             table = self.blocks.fork(sibling.table, sequence.prompt_len - 1)
             if table is not None:
                 return table
-        # Cached tokens are not computed, so they give no prompt log-probabilities.
-        known = () if sequence.prompt_logprobs is not None else sequence.token_ids
+        known = sequence.token_ids if sequence.reads_cache else ()
         return self.blocks.match(known, sequence.salt, sequence.chain)
 
     def _fill(self, table: BlockTable, num_tokens: int) -> bool:
@@ -98,11 +97,13 @@ class RunningSequences:
         return True
 
     def note(self, result: StepResult) -> None:
-        """Hand a step's log-probabilities and failures to the sequences."""
+        """Hand a step's log-probabilities, results and failures to the sequences."""
         for slot, tokens in (result.logprobs or {}).items():
             self.by_slot[slot].keep_logprobs(tokens)
         for slot, tokens in (result.prompt_logprobs or {}).items():
             self.by_slot[slot].add_prompt_logprobs(tokens)
+        for slot, pooled in (result.pooled or {}).items():
+            self.by_slot[slot].keep_pooled(pooled)
         for slot in result.broken:
             self.by_slot[slot].break_off()
         for slot, why in (result.failed or {}).items():
@@ -148,4 +149,12 @@ def admission(sequence: Sequence) -> Admission:
     if sequence.matcher is not None and params.min_tokens:
         params = replace(params, min_tokens=0)  # its masks forbid the stop tokens
     known = tuple(sequence.token_ids)
-    return Admission(sequence.slot, params, sequence.seed, sequence.prompt_len, known, num_logprobs)
+    return Admission(
+        sequence.slot,
+        params,
+        sequence.seed,
+        sequence.prompt_len,
+        known,
+        num_logprobs,
+        sequence.pooling,
+    )
