@@ -31,7 +31,14 @@ TINY = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "torch_dtype": "float32",
 }  # fmt: skip
 OURS = re.compile(r"/packages/nv-\w+/src/(nv_\w+/.*)")
-OF_A_MODEL = {"config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+OF_A_MODEL = {
+    "config.json",
+    "config_sentence_transformers.json",
+    "generation_config.json",
+    "modules.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
 
 
 def prose(page):
