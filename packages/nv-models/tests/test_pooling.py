@@ -1,4 +1,4 @@
-"""What a model's files say of pooling, and the heads, against transformers' own classes."""
+"""Pooling as a model's files describe it, and the heads, against transformers' own classes."""
 
 import json
 from pathlib import Path

@@ -26,7 +26,7 @@ class Admission(NamedTuple):
     prompt_logprobs: int | None = None
     """Most likely tokens to return for each token of the prompt; None: not asked for."""
     pooling: PoolingParams | None = None
-    """What is made of the prompt's hidden states in place of draws; None: tokens are drawn."""
+    """The result that is made of the prompt's hidden states; None: tokens are drawn."""
 
 
 class BlockAppend(NamedTuple):

@@ -14,7 +14,7 @@ class PoolingFacts:
     """Of a runner that pools; frozen."""
 
     tasks: tuple[str, ...]
-    """What the model can do, of `nv_engine.pooling_params.TASKS`."""
+    """Those of `nv_engine.pooling_params.TASKS` that the model has."""
     width: int
     """Values of a result: the embedding's length, or the number of labels."""
     reads_whole_prompt: bool
@@ -42,4 +42,4 @@ class ModelFacts:
     num_ids: int | None = None
     """Ids from here on are drawn only for requests that name them; None: all are."""
     pooling: PoolingFacts | None = None
-    """What the runner makes of prompts in place of tokens; None: it draws tokens."""
+    """The results that the runner makes of prompts; None: it draws tokens."""

@@ -25,7 +25,7 @@ POOLS_TOKENS = "pools tokens"
 
 
 class _Asked(NamedTuple):
-    """What the prompt in a slot asks for, as the host reads it."""
+    """Parameters of the prompt in a slot, as the host reads them."""
 
     width: int
     is_of_tokens: bool

@@ -14,7 +14,7 @@ from nv_engine.device.download import to_host
 
 
 class PoolRow(NamedTuple):
-    """What is read of one chunk."""
+    """The place of one chunk's result."""
 
     slot: int
     row: int

@@ -16,7 +16,7 @@ DENSE = "dense.{}"
 """The name under which a Dense layer's weights are looked for, by its number."""
 
 
-class Dense(nn.Module):
+class DenseModule(nn.Module):
     """activation(W x + b)."""
 
     def __init__(self, layer: DenseLayer, source: str, placement: Placement) -> None:
@@ -87,7 +87,7 @@ class Pooler(nn.Module):
             self.steps = Score(config, placement)
         else:
             named = enumerate(config.dense)
-            dense = (Dense(layer, DENSE.format(index), placement) for index, layer in named)
+            dense = (DenseModule(layer, DENSE.format(index), placement) for index, layer in named)
             self.steps = nn.Sequential(*dense)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ class Pooling(Enum):
 
 
 class Activation(Enum):
-    """What a result ends in, if it is wanted."""
+    """The last function of a result, where it is wanted."""
 
     NORMALIZE = "normalize"
     SOFTMAX = "softmax"

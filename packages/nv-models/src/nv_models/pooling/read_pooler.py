@@ -30,7 +30,7 @@ TASKS = {
 }
 """Values of `task`, vLLM's older option, as (runner, convert)."""
 DEFAULT_LABELS = 2
-"""What transformers takes where config.json has none."""
+"""Transformers' own, where config.json has none."""
 PROBLEMS = {
     None: None,
     "single_label_classification": None,
@@ -41,7 +41,7 @@ PROBLEMS = {
 
 
 class Asked(NamedTuple):
-    """What the user asks for."""
+    """The user's options."""
 
     runner: str = "auto"
     convert: str = "auto"
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
 def read_pooler(
     folder: Path, config: ModelConfig, asked: Asked, raw: Mapping[str, Any] | None = None
 ) -> PoolerConfig | None:
-    """What the model makes of hidden states in place of logits.
+    """The record of what the model makes of hidden states in place of logits.
 
     Args:
         folder: the result of `resolve`.
