@@ -157,15 +157,10 @@ class _ParallelStep:
 
 
 def _load(ranks: RankWatch, patience: float) -> ModelFacts:
-    """Wait until all are ready; a wrong checkpoint or option is raised as what it is."""
-    try:
-        while not ranks.reached("ready"):
-            if silent := ranks.silent(patience):
-                raise RuntimeError(_silence(silent, patience))
-    except RuntimeError as error:
-        if isinstance(ranks.error, Exception) and not isinstance(ranks.error, RuntimeError):
-            raise ranks.error from error
-        raise
+    """Wait until all are ready."""
+    while not ranks.reached("ready"):
+        if silent := ranks.silent(patience):
+            raise RuntimeError(_silence(silent, patience))
     assert ranks.facts is not None, "rank 0 is among them"
     return ranks.facts
 

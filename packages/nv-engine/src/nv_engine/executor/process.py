@@ -77,6 +77,7 @@ def spawn(specs: Sequence[RankSpec]) -> RankWatch:
 
     Raises:
         RuntimeError: a process did not come up.
+        Exception: a rank was up and failed before all were; see `RankWatch.reached`.
     """
     started: list[SpawnedRank] = []
     try:

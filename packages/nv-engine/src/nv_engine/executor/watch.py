@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nv_engine.facts import ModelFacts
 
 POLL_SECONDS = 0.2
+STAGES = ("started", "up", "ready")
+"""Of a rank that starts, in order."""
 SETTLE_SECONDS = 1.0
 """After the first sign of a failure: time for the other ranks to report."""
 
@@ -115,24 +117,33 @@ class RankWatch:
                 rank.handle.connection.send_bytes(message)
 
     def reached(self, stage: str, timeout: float = POLL_SECONDS) -> bool:
-        """True once every rank has reported `stage`; waits a moment for it.
+        """True once every rank has reported `stage` or a later one; waits a moment for it.
 
         Raises:
-            RuntimeError: a rank failed or died.
+            RuntimeError: a rank failed or died; the message names it.
+            Exception: of a rank, if it is not a RuntimeError: a wrong checkpoint or option.
         """
-        if any(rank.stage != stage for rank in self._ranks):
+        if self._late(stage):
             self.listen(timeout)
-            self.check()
-        return all(rank.stage == stage for rank in self._ranks)
+            self._check()
+        return not self._late(stage)
 
     def late(self, stage: str) -> str:
         """Names of the ranks that have not reported `stage`."""
-        return " and ".join(self._name(rank) for rank in self._ranks if rank.stage != stage)
+        return " and ".join(map(self._name, self._late(stage)))
 
-    def check(self) -> None:
-        """Raise the RuntimeError that names the rank that failed or died, if one did."""
-        if (text := self.failure()) is not None:
-            raise RuntimeError(text)
+    def _late(self, stage: str) -> list[_Rank]:
+        wanted = STAGES.index(stage)
+        return [rank for rank in self._ranks if STAGES.index(rank.stage) < wanted]
+
+    def _check(self) -> None:
+        """Raise what ended a rank, if one did."""
+        if (text := self.failure()) is None:
+            return
+        cause = RuntimeError(text)
+        if isinstance(self.error, Exception) and not isinstance(self.error, RuntimeError):
+            raise self.error from cause
+        raise cause
 
     def failure(self) -> str | None:
         """The failure that ended a rank, or None; after one, waits a moment for the other ranks."""
