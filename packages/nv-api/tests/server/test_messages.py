@@ -285,6 +285,8 @@ WRONG = [
     ("messages", [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "thinking"}]}]),
     ("system", 5),
+    ("system", [{"text": "without a type"}]),
+    ("system", [5]),
     ("max_tokens", None),
     ("max_tokens", 0),
     ("max_tokens", "a"),

@@ -23,6 +23,8 @@ def messages_of(messages: list[Json], system: Content | None) -> list[Json]:
     if not messages:
         raise invalid("messages is []: give at least one message", "messages")
     found: list[Json] = []
+    if isinstance(system, list):
+        system = [_only_text(block, f"system.{index}") for index, block in enumerate(system)]
     if system:
         found.append({"role": "system", "content": system})
     for index, message in enumerate(messages):

@@ -10,12 +10,16 @@ _PARTS = {
     "type": "array",
     "items": {
         "type": "object",
-        "required": ["type", "text"],
+        "required": ["text"],
         "properties": {
-            "type": {"enum": ["input_text", "output_text"]},
+            "type": {"enum": ["input_text", "output_text", "text"]},
             "text": {"type": "string"},
         },
     },
+}
+_THOUGHTS = {
+    "type": "array",
+    "items": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}},
 }
 _NAME = {"type": "string", "minLength": 1}
 _CONTENT = {"anyOf": [{"type": "string"}, _PARTS]}
@@ -53,8 +57,8 @@ _ITEMS = [
         "required": ["type"],
         "properties": {
             "type": {"const": "reasoning"},
-            "content": {"anyOf": [_PARTS, {"type": "null"}]},
-            "summary": {"anyOf": [_PARTS, {"type": "null"}]},
+            "content": {"anyOf": [_THOUGHTS, {"type": "null"}]},
+            "summary": {"anyOf": [_THOUGHTS, {"type": "null"}]},
         },
     },
 ]
