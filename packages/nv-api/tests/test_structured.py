@@ -510,3 +510,18 @@ def test_text_that_an_added_token_spells_is_said_in_plain_tokens(llm, fields, te
     (completion,) = run(llm, "say", params)[0].outputs
     assert completion.finish_reason == "stop", completion.stop_reason
     assert re.fullmatch(text, completion.text)
+
+
+@pytest.mark.parametrize("form", [{"json": PERSON}, {"json_object": True}])
+def test_s12_white_space_between_json_tokens_is_bounded(llm, form):
+    fond = {llm.tokenizer.encode(space)[0]: 90.0 for space in (" ", "\n", "\t")}
+    ends = {llm.tokenizer.encode('"')[0]: 60.0, llm.tokenizer.encode("}")[0]: 80.0}
+    params = SamplingParams(
+        temperature=0, max_tokens=200, logit_bias=fond | ends,
+        structured_outputs=StructuredOutputsParams(**form),
+    )  # fmt: skip
+    (output,) = llm.generate(["a"], params, use_tqdm=False)
+    completion = output.outputs[0]
+    assert max(map(len, re.findall(r"\s+", completion.text))) == 8
+    assert completion.finish_reason == "stop"
+    json.loads(completion.text)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from nv_engine.values import MAX_SHOWN, shown
 
 from nv_api.gbnf import is_gbnf, to_lark
+from nv_api.said.forms import MAX_SPACE, spacing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -197,7 +198,7 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
 
     if source.kind in ("json", "json_object"):
         text = LLMatcher.grammar_from_json_schema(
-            source.text, overrides={"whitespace_flexible": not source.is_compact}
+            source.text, overrides=spacing(0 if source.is_compact else MAX_SPACE)
         )
     elif source.kind == "grammar":
         text = LLMatcher.grammar_from_lark(to_lark(source.text))

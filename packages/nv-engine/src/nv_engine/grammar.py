@@ -31,7 +31,8 @@ class StructuredOutputsParams:
     """
 
     json: str | dict[str, Any] | None = None
-    """JSON that fits this schema (a text or a dict)."""
+    """JSON that fits this schema (a text or a dict), with at most 8 white space characters in a row
+    between its tokens."""
     regex: str | None = None
     """A text that a regular expression matches from end to end."""
     choice: list[str] | None = None

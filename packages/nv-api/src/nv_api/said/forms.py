@@ -50,6 +50,14 @@ def json_form(schema: Mapping[str, Any] = ANY_OBJECT, max_space: int = MAX_SPACE
     return Form("json", (f"json: {_json(schema, is_lenient=False, max_space=max_space)}",))
 
 
+def spacing(max_space: int) -> dict[str, Any]:
+    """Options of llguidance for JSON with at most so many white space characters in a row."""
+    if not max_space:
+        return {"whitespace_flexible": False}
+    pattern = rf"[\x20\x0A\x0D\x09]{{1,{max_space}}}"
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern}
+
+
 def regex_form(pattern: str) -> Form:
     """A text that a regular expression matches from end to end."""
     return Form("text", (f"text: {_pattern(pattern)}",))
@@ -222,9 +230,7 @@ def _json(schema: Mapping[str, Any], *, is_lenient: bool, max_space: int = MAX_S
     Lenient, it ignores what llguidance cannot check: a function's schema describes the arguments,
     while that of an answer is a promise.
     """
-    options: dict[str, Any] = {"whitespace_flexible": max_space > 0, "lenient": is_lenient}
-    if max_space:
-        options["whitespace_pattern"] = rf"[\x20\x0A\x0D\x09]{{1,{max_space}}}"
+    options = {**spacing(max_space), "lenient": is_lenient}
     try:
         text = json.dumps({**schema, "x-guidance": options}, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
