@@ -62,8 +62,9 @@ def run_host(end: int) -> None:
 
 def run_server(model: str, num_streams: int) -> None:
     """The front end's main: `nv serve` over a scripted host, whose process id it prints."""
+    from nv_api.server.listening import Listening
     from nv_api.server.options import ServeOptions
-    from nv_api.server.run import Listening, run
+    from nv_api.server.run import run
 
     class Announced(ScriptedHost):
         def __init__(self) -> None:

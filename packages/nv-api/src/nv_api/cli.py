@@ -270,7 +270,8 @@ def serve(
     """
     with errors_as_sentences():
         with extra("nv serve", "server"):
-            from nv_api.server.run import Listening, run  # noqa: PLC0415  # an extra
+            from nv_api.server.run import run  # noqa: PLC0415  # an extra
+        from nv_api.server.listening import Listening  # noqa: PLC0415
         from nv_api.server.options import ServeOptions, byte_size  # noqa: PLC0415
 
         options = ServeOptions(

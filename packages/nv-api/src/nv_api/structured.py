@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nv_engine.values import MAX_SHOWN, shown
 
@@ -197,9 +197,8 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # an extra
 
     if source.kind in ("json", "json_object"):
-        text = LLMatcher.grammar_from_json_schema(
-            source.text, overrides=spacing(0 if source.is_compact else MAX_SPACE)
-        )
+        options: Any = spacing(0 if source.is_compact else MAX_SPACE)
+        text = LLMatcher.grammar_from_json_schema(source.text, overrides=options)
     elif source.kind == "grammar":
         text = LLMatcher.grammar_from_lark(to_lark(source.text))
     else:

@@ -11,7 +11,8 @@ for needed in "fastapi", "uvicorn", "prometheus_client":
     pytest.importorskip(needed)
 
 from nv_api.server import ServeOptions, make_app  # noqa: E402  # after the skip
-from nv_api.server.run import Listening, Server  # noqa: E402
+from nv_api.server.listening import Listening  # noqa: E402
+from nv_api.server.run import Server  # noqa: E402
 
 
 class RunningServer:

@@ -31,7 +31,8 @@ for needed in "fastapi", "uvicorn", "prometheus_client":
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "host")]
 
 from nv_api.server import ServeOptions, make_app  # noqa: E402  # after the skip
-from nv_api.server.run import Listening, Server  # noqa: E402
+from nv_api.server.listening import Listening  # noqa: E402
+from nv_api.server.run import Server  # noqa: E402
 from scripted_device import HostThread  # noqa: E402
 
 EOS = 256
@@ -443,8 +444,8 @@ def _servers(backend):
 
 
 @contextmanager
-def _running(llm, options, **listening):
-    """A server over a model, on any free port."""
+def _running(llm, options, verify=True, **listening):
+    """A server over a model, on any free port; `verify`: the client's certificates."""
     server = Server(make_app(llm, options), Listening(port=0, **listening))
     loops = []
 
@@ -460,8 +461,12 @@ def _running(llm, options, **listening):
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.002)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    with httpx.Client(base_url=url, timeout=60) as client:
+    uds, authority = listening.get("uds"), "127.0.0.1"
+    if uds is None:
+        authority += f":{server.servers[0].sockets[0].getsockname()[1]}"
+    url = f"{'https' if 'ssl_certfile' in listening else 'http'}://{authority}"
+    transport = httpx.HTTPTransport(uds=uds, verify=verify)
+    with httpx.Client(base_url=url, timeout=60, transport=transport) as client:
         yield Served(llm, server, thread, loops[0], url, client)
     server._is_forced = server.should_exit = True
     thread.join(20)

@@ -7,8 +7,8 @@ import time
 
 import httpx
 import pytest
+from nv_api.server.listening import Listening
 from nv_api.server.options import ServeOptions, byte_size
-from nv_api.server.run import Listening
 
 
 def many(served, number, **fields):

@@ -282,6 +282,8 @@ WRONG = [
     ("messages", [{"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]),
+    ("messages", [{"role": "assistant", "content": [
+        {"type": "tool_use", "id": "a", "name": "f"}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "thinking"}]}]),
     ("system", 5),

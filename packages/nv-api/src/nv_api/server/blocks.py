@@ -102,7 +102,12 @@ def _answer(blocks: list[Any], place: str) -> Json:
         elif kind == "thinking":
             thoughts.append(_text(block, "thinking", where)["text"])
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": block.get("input")}
+            if not isinstance(block.get("input"), dict):
+                raise invalid(
+                    f"{where}.input is {shown(block.get('input'))}: it must be an object",
+                    f"{where}.input",
+                )
+            function = {"name": block.get("name"), "arguments": block["input"]}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind != "redacted_thinking":  # nothing of it can be read
             raise _unbuilt(kind, where, "text, thinking and tool_use")

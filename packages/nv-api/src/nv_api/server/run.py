@@ -10,19 +10,19 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
-from nv_engine import SamplingParams, values
+from nv_engine import SamplingParams
 from nv_engine.log import VARIABLE, follow_environment
-from nv_engine.values import shown
 
 import nv_api
 from nv_api.server.app import make_app
 from nv_api.server.guard import ABORT
+from nv_api.server.listening import Listening
 from nv_api.server.llm import ServedLLM
 from nv_api.server.options import ServeOptions
 from nv_api.server.service import LOGGER, Service
@@ -38,38 +38,6 @@ NUM_LISTENERS = 8
 a thousand events takes tens of milliseconds."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: what the client has not read is dropped, also by the system."""
-MAX_PORT = 65535
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listening:
-    """Where a server listens.
-
-    Raises:
-        ValueError: at construction, for a value out of range, or for half a certificate.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0: any free one."""
-    uds: str | None = None
-    """A socket's path, in place of host and port."""
-    root_path: str = ""
-    """What a proxy has cut from the beginning of paths."""
-    keep_alive: float = 75.0
-    """Seconds that an idle connection is kept; longer than nginx keeps one."""
-    ssl_keyfile: str | None = None
-    ssl_certfile: str | None = None
-    ssl_keyfile_password: str | None = None
-    ssl_ca_certs: str | None = None
-
-    def __post_init__(self) -> None:
-        values.integer("port", self.port, 0, MAX_PORT)
-        values.real("keep_alive", self.keep_alive, 0.0, 86400.0)
-        if self.root_path and not self.root_path.startswith("/"):
-            raise ValueError(f"root_path is {shown(self.root_path)}: it must begin with /")
-        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
-            raise ValueError("ssl_keyfile and ssl_certfile belong together: give both")
 
 
 class Server(uvicorn.Server):
@@ -184,6 +152,7 @@ def run(
 
     The log goes to stderr from level INFO on, unless NV_LOG names another level.
     """
+    listening.check_free()
     os.environ.setdefault(VARIABLE, "info")
     follow_environment()
 

@@ -9,12 +9,17 @@ from nv_api.server.protocol.fields import Asked, Given, Integer, Json, StreamOpt
 _PARTS = {
     "type": "array",
     "items": {
-        "type": "object",
-        "required": ["text"],
-        "properties": {
-            "type": {"enum": ["input_text", "output_text", "text"]},
-            "text": {"type": "string"},
-        },
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "required": ["text"],
+                "properties": {
+                    "type": {"enum": ["input_text", "output_text", "text"]},
+                    "text": {"type": "string"},
+                },
+            },
+        ]
     },
 }
 _THOUGHTS = {
