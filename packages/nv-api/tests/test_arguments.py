@@ -1,7 +1,9 @@
 """vLLM's names for arguments of the methods that ours do not have."""
 
+import inspect
+
 import pytest
-from nv_api import SamplingParams
+from nv_api import LLM, AsyncLLM, SamplingParams
 from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
 
 USER = [{"role": "user", "content": "hi"}]
@@ -104,6 +106,84 @@ def test_a_member_of_vllm_s_llm_names_what_there_is_instead(scripted, name):
 def test_an_unknown_member_is_a_plain_attribute_error(scripted):
     with pytest.raises(AttributeError, match="'LLM' object has no attribute 'generat'"):
         _ = scripted().generat
+
+
+GUIDED = "in SamplingParams, pass structured_outputs=StructuredOutputsParams(json=…)"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_new_tokens", "pass SamplingParams(max_tokens=…)"),
+        ("max_completion_tokens", "pass SamplingParams(max_tokens=…)"),
+        ("stop_sequences", "pass SamplingParams(stop=…)"),
+        ("guided_json", GUIDED),
+        ("response_format", f"{GUIDED}, or its json_object=True for any object"),
+        (
+            "do_sample",
+            "in SamplingParams, temperature=0 is greedy, and any other temperature draws",
+        ),
+        (
+            "best_of",
+            "in SamplingParams, set n and logprobs, and keep the outputs with the largest "
+            "cumulative_logprob",
+        ),
+        ("stream", "call stream of LLM, or generate of AsyncLLM"),
+        ("max_model_len", "pass LLM(max_model_len=3)"),
+        ("seed", "pass SamplingParams(seed=3)"),
+        ("tool_choice", "pass tools=… to chat"),
+    ],
+)
+def test_16_a_name_of_another_library_gets_the_right_hint(scripted, name, hint):
+    llm = scripted()
+    for method in "generate", "chat", "stream", "add_request":
+        with pytest.raises(TypeError) as error:
+            getattr(llm, method)("hi", **{name: 3})
+        assert str(error.value) == f"{method} has no option {name!r}: {hint}"
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "hint"),
+    [
+        ("generate", "messages", "call chat(messages)"),
+        ("generate", "tools", "pass it to chat"),
+        ("generate", "texts", "did you mean 'prompts'?"),
+        ("chat", "prompts", "did you mean 'messages'?"),
+        ("chat", "conversation", "did you mean 'messages'?"),
+        ("get_metrics", "zzz", "it takes no arguments"),
+    ],
+)
+def test_16_an_argument_of_another_method_is_hinted_at(scripted, method, name, hint):
+    with pytest.raises(TypeError) as error:
+        getattr(scripted(), method)(**{name: "hi"})
+    assert str(error.value) == f"{method} has no option {name!r}: {hint}"
+
+
+def public_methods(kind):
+    """The methods of a class, its constructor among them."""
+    found = inspect.getmembers(kind, inspect.isfunction)
+    return [function for name, function in found if name == "__init__" or name[0] != "_"]
+
+
+@pytest.mark.parametrize(
+    "method", [*public_methods(LLM), *public_methods(AsyncLLM)], ids=lambda each: each.__qualname__
+)
+def test_16_a_call_that_does_not_fit_is_one_sentence(method):
+    """An object that is not made yet will do: nothing runs before the check."""
+    owner = method.__qualname__.removesuffix(".__init__").split(".")[-1]
+    with pytest.raises(TypeError, match=rf"^{owner} takes (no arguments|at most \d+) by position"):
+        method(object(), *range(20))
+    parameters = [*inspect.signature(method).parameters.values()][1:]
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if needed:
+        call = rf"call {owner}\({', '.join(needed)}\)$"
+        with pytest.raises(TypeError, match=rf"^{owner} lacks {' and '.join(needed)}: {call}"):
+            method(object())
+
+
+def test_16_score_needs_two_texts(scripted):
+    with pytest.raises(TypeError, match=r"^score lacks data_2: call score\(data_1, data_2\)$"):
+        scripted().score("x")
 
 
 def test_every_name_has_its_advice():

@@ -70,8 +70,9 @@ def test_a_failed_step_is_an_error_and_a_warning(checkpoint, monkeypatch):
     with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=4) as llm:
         with monkeypatch.context() as patched:
             patched.setattr(LocalExecutor, "submit", fail)
-            with pytest.warns(UserWarning, match="2 completions .*CUDA out of memory"):
+            with pytest.warns(UserWarning, match="2 completions .*CUDA out of memory") as seen:
                 outputs = llm.generate(["a", "b"], use_tqdm=False)
+            assert seen[0].filename == __file__
         assert [o.outputs[0].finish_reason for o in outputs] == ["error", "error"]
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         assert len(llm.generate("a", params, use_tqdm=False)[0]["token_ids"]) == 2
@@ -87,8 +88,9 @@ def test_a_manual_loop_hears_of_a_failed_step(checkpoint, monkeypatch, own):
             if not own:
                 with pytest.warns(UserWarning, match="1 completion ended .*, request 1 first"):
                     llm.generate(["b"], use_tqdm=False)
-            with pytest.warns(UserWarning, match="request 0 first: .*out of memory"):
+            with pytest.warns(UserWarning, match="request 0 first: .*out of memory") as seen:
                 assert llm.step() == ([(0, [])], 0)
+            assert seen[0].filename == __file__
         assert llm.is_finished()
 
 

@@ -4,6 +4,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from nv_api import LLM
+from nv_api.option_names import ADVICE, INSTEAD, RENAMED
 from nv_api.options import ALIASES, NO_DIFFERENCE, TOKENIZER, UNBUILT, parse
 from nv_engine import EngineConfig
 
@@ -107,6 +109,55 @@ def test_remote_code_is_never_run_and_says_so():
 def test_an_unknown_option_names_the_nearest_known_one(name, nearest):
     with pytest.raises(TypeError, match=f"no option '{name}': did you mean '{nearest}'"):
         parse("m", {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("n_ctx", "did you mean 'max_model_len'?"),
+        ("max_seq_len", "did you mean 'max_model_len'?"),
+        ("max_length", "pass max_model_len here, or SamplingParams(max_tokens=…) to each call"),
+        ("tp_size", "did you mean 'tensor_parallel_size'?"),
+        ("mem_fraction_static", "did you mean 'gpu_memory_utilization'?"),
+        ("batch_size", "did you mean 'max_num_seqs'?"),
+        ("torch_dtype", "did you mean 'dtype'?"),
+        ("device_map", "did you mean 'device'?"),
+        ("attn_implementation", "did you mean 'attention_backend'?"),
+        ("load_in_4bit", "the checkpoint decides: give a quantized one, such as a .gguf file"),
+        ("cache_dir", "set the environment variable HF_HOME to the folder for downloads"),
+        ("token", "set the environment variable HF_TOKEN"),
+        ("chat_template", "pass it to chat"),
+        ("max_new_tokens", "pass SamplingParams(max_tokens=…)"),
+        ("max_tokens", "pass SamplingParams(max_tokens=1)"),
+        (
+            "guided_json",
+            "in SamplingParams, pass structured_outputs=StructuredOutputsParams(json=…)",
+        ),
+        ("stream", "call stream of LLM, or generate of AsyncLLM"),
+        ("tool_call_parser", "it is an option of nv serve"),
+        ("disable_radix_cache", "pass enable_prefix_caching=False"),
+        ("guided_decoding_backend", "it would change nothing here: leave it out"),
+    ],
+)
+def test_16_an_option_of_another_library_gets_the_right_hint(name, hint):
+    with pytest.raises(TypeError) as error:
+        parse("m", {name: 1})
+    assert str(error.value) == f"LLM has no option {name!r}: {hint}"
+
+
+def test_16_hints_name_options_and_no_option_has_another_hint():
+    ours = {field.name for field in dataclasses.fields(EngineConfig)} | TOKENIZER.keys()
+    assert set(RENAMED.values()) <= ours
+    assert not (ours | ALIASES.keys()) & (RENAMED.keys() | ADVICE.keys())
+    assert not RENAMED.keys() & ADVICE.keys()
+    assert UNBUILT.keys() >= INSTEAD.keys() - ours  # an option that is built later needs no advice
+
+
+@pytest.mark.parametrize("options", [{"disable_log_stats": True}, {"trust_remote_code": True}])
+def test_16_a_warning_of_an_option_shows_the_user_s_line(options, tmp_path):
+    with pytest.warns(UserWarning, match="accepted") as seen, pytest.raises(FileNotFoundError):
+        LLM(str(tmp_path / "nowhere"), **options)
+    assert [each.filename for each in seen] == [__file__]
 
 
 def test_an_unknown_option_near_to_none():

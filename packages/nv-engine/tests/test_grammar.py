@@ -102,6 +102,33 @@ def test_what_asks_for_no_grammar_is_refused(fields, message):
     assert len(str(error.value)) < 1000
 
 
+@pytest.mark.parametrize(
+    ("args", "fields", "kind", "message"),
+    [
+        (
+            ({"type": "object"},),
+            {},
+            TypeError,
+            "takes no positional arguments: name each, such as j",
+        ),
+        ((), {"schema": {}}, TypeError, "no option 'schema': did you mean 'json'"),
+        ((), {"choices": ["a"]}, TypeError, "no option 'choices': did you mean 'choice'"),
+        ((), {"regexp": "a"}, TypeError, "no option 'regexp': did you mean 'regex'"),
+        ((), {"backend": "xgrammar"}, TypeError, "'backend': llguidance compiles every grammar"),
+        ((), {"structural_tag": "{}"}, NotImplementedError, "is not built yet: give json, regex"),
+        (
+            (),
+            {"json": {}, "whitespace_pattern": " "},
+            NotImplementedError,
+            "is not built yet: disable_any_whitespace=True allows none",
+        ),
+    ],
+)
+def test_16_a_name_that_no_grammar_has_gets_the_right_hint(args, fields, kind, message):
+    with pytest.raises(kind, match=message):
+        StructuredOutputsParams(*args, **fields)
+
+
 def test_a_grammar_is_asked_for_in_one_of_five_ways():
     schema = {"type": "string", "enum": ["é"]}
     sources = [

@@ -8,7 +8,8 @@ from dataclasses import FrozenInstanceError, replace
 import numpy as np
 import pytest
 import torch
-from nv_engine.params import VLLM_NAMES, SamplingParams
+from nv_engine.params import SamplingParams
+from nv_engine.sampling_names import SAMPLING_NAMES
 
 
 def test_defaults_are_the_contract() -> None:
@@ -278,9 +279,9 @@ def test_what_is_not_built_names_what_there_is_instead(field, value, instead) ->
 
 
 def test_every_name_of_vllm_that_is_not_built_has_its_advice() -> None:
-    assert VLLM_NAMES.unbuilt.keys() == VLLM_NAMES.instead.keys()
+    assert SAMPLING_NAMES.unbuilt.keys() == SAMPLING_NAMES.instead.keys()
     ours = {field.name for field in dataclasses.fields(SamplingParams)}
-    assert not ours & (VLLM_NAMES.unbuilt.keys() | VLLM_NAMES.no_difference)
+    assert not ours & (SAMPLING_NAMES.unbuilt.keys() | SAMPLING_NAMES.no_difference)
 
 
 @pytest.mark.parametrize(
@@ -308,12 +309,66 @@ def test_what_asks_for_nothing_is_accepted_with_one_warning(given) -> None:
         ((), {"tempurature": 1}, "SamplingParams has no option 'tempurature': .*'temperature'"),
         ((), {"max_new_tokens": 1}, "no option 'max_new_tokens': did you mean 'max_tokens'"),
         ((), {"zzzz": 1}, "no option 'zzzz': there are allowed_token_ids, bad_words"),
+        ((), {"max_tries": 1}, "no option 'max_tries': there are"),  # not max_tokens
         ((0.5,), {}, "takes no positional arguments: name each, such as n=0.5"),
     ],
 )
 def test_unknown_and_unnamed_values_are_type_errors(args, given, match) -> None:
     with pytest.raises(TypeError, match=match):
         SamplingParams(*args, **given)
+
+
+JSON = "pass structured_outputs=StructuredOutputsParams(json=…)"
+BEAMS = "beam search is not there; draw n completions and keep the likeliest"
+STEPS = "there is no such step: temperature, top_p, top_k, min_p and the penalties are there"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_completion_tokens", "did you mean 'max_tokens'?"),
+        ("max_output_tokens", "did you mean 'max_tokens'?"),
+        ("stop_sequences", "did you mean 'stop'?"),
+        ("stop_words", "did you mean 'stop'?"),
+        ("stop_token", "pass stop for a text, or stop_token_ids for ids"),
+        ("num_return_sequences", "did you mean 'n'?"),
+        ("top_logprobs", "did you mean 'logprobs'?"),
+        ("temp", "did you mean 'temperature'?"),
+        ("topk", "did you mean 'top_k'?"),
+        ("guided_json", JSON),
+        ("json_schema", JSON),
+        ("guided_regex", "pass structured_outputs=StructuredOutputsParams(regex=…)"),
+        ("guided_choice", "pass structured_outputs=StructuredOutputsParams(choice=…)"),
+        ("response_format", f"{JSON}, or its json_object=True for any object"),
+        ("do_sample", "temperature=0 is greedy, and any other temperature draws"),
+        ("num_beams", BEAMS),
+        ("logit_processors", "use logit_bias, allowed_token_ids, bad_words or structured_outputs"),
+        ("max_length", "pass max_tokens, which counts the completion alone"),
+        ("typical_p", STEPS),
+        ("mirostat", STEPS),
+        ("user", "it would change nothing here: leave it out"),
+        ("stream", "call stream of LLM, or generate of AsyncLLM"),
+        ("tools", "pass it to chat"),
+        ("enable_thinking", "pass chat_template_kwargs={'enable_thinking': …} to chat"),
+        ("messages", "pass it to generate or chat"),
+        (
+            "logits_processorz",
+            "did you mean 'logits_processors'? It is not built yet: use logit_bias, "
+            "allowed_token_ids, bad_words or structured_outputs",
+        ),
+    ],
+)
+def test_16_a_name_of_another_library_gets_the_right_hint(name, hint) -> None:
+    with pytest.raises(TypeError) as error:
+        SamplingParams(**{name: 3})
+    assert str(error.value) == f"SamplingParams has no option {name!r}: {hint}"
+
+
+def test_16_a_hint_is_a_field_and_no_field_has_another_hint() -> None:
+    fields = {field.name for field in dataclasses.fields(SamplingParams)}
+    assert set(SAMPLING_NAMES.renamed.values()) <= fields
+    assert not fields & (SAMPLING_NAMES.renamed.keys() | SAMPLING_NAMES.advice.keys())
+    assert not SAMPLING_NAMES.renamed.keys() & SAMPLING_NAMES.advice.keys()
 
 
 def test_none_may_stand_for_the_default() -> None:

@@ -6,19 +6,31 @@ Owns the tables; `nv_engine.names` raises and warns by that of arguments.
 from collections.abc import Mapping
 from dataclasses import fields
 
-from nv_engine import SamplingParams
+from nv_engine import EngineConfig, SamplingParams
 from nv_engine.names import ForeignNames
-from nv_engine.params import BEAM_SEARCH
+from nv_engine.sampling_names import ADVICE, BEAM_SEARCH, INSTEAD, OF_CALLS, RENAMED
 
 SAMPLING = {each.name: "SamplingParams" for each in fields(SamplingParams)}
 """Values of a request that its parameters take."""
+OF_PARAMS = {
+    **{name: f"pass SamplingParams({ours}=…)" for name, ours in RENAMED.items()},
+    **{name: f"in SamplingParams, {text}" for name, text in (ADVICE | INSTEAD).items()},
+    "sampling_parameters": "pass sampling_params=SamplingParams(…)",
+}
+"""Other libraries' names of such values."""
+OPTIONS = {
+    each.name: "LLM" for each in fields(EngineConfig) if not each.name.startswith("tokenizer_")
+}
+"""Values of a model that `LLM` takes."""
 
 VLLM_NAMES = ForeignNames(
+    no_difference=frozenset({"data_parallel_rank", "trace_headers"}),
     unbuilt={
         "documents": ([],),
         "enable_thinking": (),
         "guided_options_request": (),
         "inputs": (),
+        "lora_request": (),
         "mm_processor_kwargs": ({},),
         "priority": (0,),
         "prompt_adapter_request": (),
@@ -27,12 +39,28 @@ VLLM_NAMES = ForeignNames(
         "tokenization_kwargs": ({},),
         "truncate_prompt_tokens": (),
     },
-    elsewhere=SAMPLING,
+    elsewhere=OPTIONS | SAMPLING,
+    renamed={
+        "conversation": "messages",
+        "conversations": "messages",
+        "prompt": "messages",
+        "prompts": "messages",
+        "text": "prompts",
+        "texts": "prompts",
+    },
+    advice={
+        **OF_PARAMS,
+        **OF_CALLS,
+        "conversation": "call chat(messages)",
+        "messages": "call chat(messages)",
+        "use_tqdm": "it shows no bar: leave it out",
+    },
     instead={
         "documents": "pass chat_template_kwargs={'documents': …}",
         "enable_thinking": "pass chat_template_kwargs={'enable_thinking': …}",
         "guided_options_request": "pass SamplingParams(structured_outputs=…)",
         "inputs": "pass them as prompts",
+        "lora_request": "adapters are not there: merge it into the model's weights",
         "mm_processor_kwargs": "prompts are text or token ids",
         "priority": "requests start in their order; of one list, those with the largest "
         "max_tokens start first",

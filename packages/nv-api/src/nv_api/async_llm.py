@@ -7,16 +7,17 @@ steps the engine (the host does).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nv_engine import EngineMetrics, ModelFacts, SamplingParams
 from nv_engine.log import LOGGER
 
 from nv_api import options as keywords
+from nv_api.arguments import VLLM_NAMES
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
 from nv_api.host.client import HostClient
 from nv_api.host.frames import (
@@ -73,6 +74,7 @@ class AsyncLLM:
             model's files show is raised by `ready`.
     """
 
+    @VLLM_NAMES.arguments_of
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
         self._options = dict(options)
         self._given = keywords.parse(str(model), options)
@@ -97,6 +99,7 @@ class AsyncLLM:
         self._names: dict[str | int, int] = {}
         self._texts = ThreadPoolExecutor(NUM_TEXT_THREADS, "nv text")
 
+    @VLLM_NAMES.arguments_of
     async def ready(self) -> None:
         """Wait until the model is loaded.
 
@@ -129,6 +132,7 @@ class AsyncLLM:
         """Requests in flight."""
         return len(self._streams)
 
+    @VLLM_NAMES.arguments_of
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The transformers tokenizer.
 
@@ -137,10 +141,12 @@ class AsyncLLM:
         """
         return existing(self.text).backend
 
+    @VLLM_NAMES.arguments_of
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of what generation_config.json recommends, with our defaults for the rest."""
         return self._known().default_params.clone()
 
+    @VLLM_NAMES.arguments_of
     async def generate(
         self,
         prompt: PromptLike,
@@ -165,12 +171,19 @@ class AsyncLLM:
         async for output in self._outputs(tokenized, sampling_params, request_id):
             yield output
 
+    @VLLM_NAMES.arguments_of
     async def chat(
         self,
         messages: Sequence[Message],
         sampling_params: SamplingParams | None = None,
         request_id: str | int | None = None,
-        **rendering: Any,  # noqa: ANN401
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
     ) -> AsyncGenerator[RequestOutput]:
         """Answer one conversation; outputs and errors as `generate`.
 
@@ -178,17 +191,32 @@ class AsyncLLM:
             messages: dicts with "role" and "content", in order.
             sampling_params: as in `generate`.
             request_id: as in `generate`.
-            **rendering: as of `LLM.chat`, from `chat_template` on.
+            chat_template: as of `LLM.chat`.
+            add_generation_prompt: as of `LLM.chat`.
+            continue_final_message: as of `LLM.chat`.
+            tools: as of `LLM.chat`.
+            chat_template_kwargs: as of `LLM.chat`.
+            chat_template_content_format: as of `LLM.chat`.
         """
-        prompt = await self.chat_prompt(messages, Rendering(**rendering))
+        rendering = Rendering(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            chat_template_content_format=chat_template_content_format,
+        )
+        prompt = await self.chat_prompt(messages, rendering)
         async for output in self._outputs(prompt, sampling_params, request_id):
             yield output
 
+    @VLLM_NAMES.arguments_of
     async def abort(self, request_id: str | int) -> None:
         """End a request, whose outputs end; an unknown or finished one is a no-op."""
         if stream := self._streams.get(self._names.get(request_id, -1)):
             stream.abort()
 
+    @VLLM_NAMES.arguments_of
     async def submit(
         self, prompt: TokenPrompt, sampling_params: SamplingParams | None = None
     ) -> RequestStream:
@@ -215,24 +243,28 @@ class AsyncLLM:
             self._answers.pop(number, None)
         return stream
 
+    @VLLM_NAMES.arguments_of
     async def tokenize(self, prompts: Sequence[PromptLike]) -> list[TokenPrompt]:
         """Prompts as token ids, made in a thread; raises as `LLM.generate`."""
         await self._prepare()
         named = [single_prompt(prompt) for prompt in prompts]
         return await self._in_thread(lambda: tokenize(named, self.text))
 
+    @VLLM_NAMES.arguments_of
     async def chat_prompt(self, messages: Sequence[Message], rendering: Rendering) -> TokenPrompt:
         """The prompt of a conversation, made in a thread; raises as `LLM.chat`."""
         await self._prepare()
         (conversation,) = conversation_list([messages])
         return await self._in_thread(lambda: chat_prompt(self.text, conversation, rendering))
 
+    @VLLM_NAMES.arguments_of
     async def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix; returns True."""
         await self.ready()
         self._client.send(Reset())
         return True
 
+    @VLLM_NAMES.arguments_of
     async def close(self) -> None:
         """Stop the engine; unfinished requests raise EngineDead. A second call is a no-op."""
         if self.loss is None:

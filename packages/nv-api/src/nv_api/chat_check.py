@@ -121,7 +121,7 @@ def _check(template: str, subject: str, tokenizer: Tokenizer) -> None:
 
 def _warn(sentence: str) -> None:
     """Warn, at the line of the user that makes an LLM."""
-    warnings.warn(sentence, stacklevel=7)
+    warnings.warn(sentence, stacklevel=8)
 
 
 def _rendered(template: str) -> tuple[list[_Rendered], str]:

@@ -44,6 +44,7 @@ class LLM(PoolingMethods):
         NotImplementedError: an option or a value that is not built yet.
     """
 
+    @VLLM_NAMES.arguments_of
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
         self._session, self._tokenizer, self._default_params = start(str(model), options)
         self.tokenizer: PreTrainedTokenizerBase | None = (
@@ -224,6 +225,7 @@ class LLM(PoolingMethods):
         (request,) = self._session.add([tokenized], [params])
         return request.request_id
 
+    @VLLM_NAMES.arguments_of
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """Run one step of the engine.
 
@@ -240,14 +242,17 @@ class LLM(PoolingMethods):
         """
         return self._session.step()
 
+    @VLLM_NAMES.arguments_of
     def is_finished(self) -> bool:
         """True if no request is in flight and `step` has returned every result."""
         return self._session.finished
 
+    @VLLM_NAMES.arguments_of
     def abort_request(self, request_id: int) -> None:
         """Abort a request; `step` returns nothing of it. An unknown id is a no-op."""
         self._session.abort(request_id)
 
+    @VLLM_NAMES.arguments_of
     def get_tokenizer(self) -> "PreTrainedTokenizerBase":
         """The transformers tokenizer, also `llm.tokenizer`.
 
@@ -256,19 +261,23 @@ class LLM(PoolingMethods):
         """
         return existing(self._tokenizer).backend
 
+    @VLLM_NAMES.arguments_of
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of what generation_config.json recommends, with our defaults for the rest."""
         return self._default_params.clone()
 
+    @VLLM_NAMES.arguments_of
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix, as after a change of weights; returns True."""
         self._session.reset_prefix_cache()
         return True
 
+    @VLLM_NAMES.arguments_of
     def get_metrics(self) -> dict[str, int]:
         """The engine's counters since it started, and its state now, by name."""
         return self._session.metrics
 
+    @VLLM_NAMES.arguments_of
     def close(self) -> None:
         """Stop the engine and free its memory; a second call is a no-op.
 

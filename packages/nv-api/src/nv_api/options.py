@@ -16,6 +16,7 @@ from nv_engine.names import ForeignNames
 from nv_engine.values import shown
 
 from nv_api.arguments import SAMPLING
+from nv_api.option_names import ADVICE, INSTEAD, RENAMED
 
 ALIASES = {
     "block_size": "kvcache_block_size",
@@ -98,6 +99,9 @@ VLLM_NAMES = ForeignNames(
     no_difference=NO_DIFFERENCE,
     unbuilt=UNBUILT,
     elsewhere={name: owner for name, owner in SAMPLING.items() if name != "seed"},
+    renamed=RENAMED,
+    instead=INSTEAD,
+    advice=ADVICE,
 )
 
 DTYPES = {"half": "float16", "float": "float32"}
@@ -133,7 +137,7 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     if alone:
         ignored += known.keys() & FOR_RANKS
     if ignored:
-        warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=4)
+        warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=5)
     given = _spelled(known)
     for name in given.keys() & kinds.keys():
         _check_kind(name, given[name], kinds[name])
@@ -154,7 +158,7 @@ def warn_of_length(options: Mapping[str, Any], own: int) -> None:
         warnings.warn(
             f"max_model_len is {asked} and the model's own length is {own} "
             f"(max_position_embeddings and the scaling of its rope, in config.json): {own} is used",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -163,7 +167,7 @@ def _warn_of_promises(known: Mapping[str, Any]) -> None:
     if known.get("trust_remote_code"):
         warnings.warn(
             "trust_remote_code=True is accepted, and code from a checkpoint is never run",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

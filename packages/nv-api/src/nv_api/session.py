@@ -138,7 +138,7 @@ class Session:
         elif not self._kept:
             self.check_usable()
         unwarned, self._num_warned = self._kept[self._num_warned :], len(self._kept)
-        warn_of_errors(unwarned, stacklevel=4)
+        warn_of_errors(unwarned, stacklevel=5)
         pairs = [(e.request.request_id, list(e.completion.token_ids)) for e in self._kept]
         # one line without a call: after an interrupt the results are kept, or returned
         self._kept, self._num_warned = [], 0; return pairs, num_tokens  # fmt: skip  # noqa: E702

@@ -101,7 +101,7 @@ def _check_vocabulary(words: Tokenizer, file: Path) -> None:
             f"{file}: the vocabulary has no token for the byte {', '.join(first_few(lost))}, which "
             "vanishes from texts: if the model was trained with such a token, download the file "
             "again",
-            stacklevel=9,
+            stacklevel=10,
         )
 
 
@@ -149,6 +149,6 @@ def _known(words: Tokenizer, special: Mapping[str, str], folder: Path) -> dict[s
         warnings.warn(
             f"{folder}: tokenizer_config.json names {named}, which tokenizer.json does not have: "
             "left out",
-            stacklevel=8,
+            stacklevel=9,
         )
     return {name: text for name, text in special.items() if name not in unknown}

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from nv_engine.names import ForeignNames
 from nv_engine.values import shown
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
@@ -17,15 +18,40 @@ MAX_BYTES = {"json": 1 << 18, "regex": 1 << 18, "choice": 1 << 20, "grammar": 1 
 """Most UTF-8 bytes of each kind; of choices, all together. A larger one could compile for long."""
 MAX_DEPTH = 100
 """Most brackets that may be open at one point of a JSON schema."""
+VLLM_NAMES = ForeignNames(
+    no_difference=frozenset({"disable_fallback"}),
+    unbuilt={
+        "disable_additional_properties": (False,),
+        "structural_tag": (),
+        "whitespace_pattern": (),
+    },
+    renamed={
+        "choices": "choice",
+        "ebnf": "grammar",
+        "json_schema": "json",
+        "pattern": "regex",
+        "schema": "json",
+    },
+    instead={
+        "disable_additional_properties": "put 'additionalProperties': False into the schema",
+        "structural_tag": "give json, regex, choice or grammar",
+        "whitespace_pattern": "disable_any_whitespace=True allows none",
+    },
+    advice={"backend": "llguidance compiles every grammar: leave it out"},
+)
+"""vLLM's fields that we do not have."""
 _JSON_STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 
 
+@VLLM_NAMES.fields_of
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """The form of a completion's text; names follow vLLM. Exactly one of the first five.
 
     Raises:
+        TypeError: a field that is unknown, or a value that is not named.
+        NotImplementedError: a field of vLLM's that is not built yet; names what there is instead.
         ValueError: at construction: none or several are given, one has the wrong type, or it is
             larger than MAX_BYTES or nested deeper than MAX_DEPTH.
     """

@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
+from nv_engine.calls import Shape
 from nv_engine.values import plain, shown
 
+ALIKE = 0.75
+"""How alike an unknown name and its hint are, of 1: a less similar name mostly means another."""
 Kind = TypeVar("Kind", bound=type)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +31,7 @@ class ForeignNames:
         renamed: names of other libraries, and ours.
         elsewhere: names of values that another class takes, and that class.
         instead: what there is in place of some that are not built, as advice.
+        advice: the same for other names, which no keyword here means exactly.
     """
 
     no_difference: frozenset[str] = frozenset()
@@ -36,6 +39,7 @@ class ForeignNames:
     renamed: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
 
     def ignored(self, owner: str, given: Mapping[str, Any], ours: Collection[str]) -> list[str]:
         """The keywords that are given without effect, in order.
@@ -79,15 +83,16 @@ class ForeignNames:
         return kind
 
     def arguments_of(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function, made to take these names too."""
-        ours = signature(function).parameters
+        """A function, made to take these names too, and to say in plain words what is missing."""
+        shape = Shape.of(function)
 
         @wraps(function)
         def call(*args: P.args, **given: P.kwargs) -> R:
-            if not ours.keys() >= given.keys():
-                kept = self._ours(function.__name__, given, ours)
-                return function(*args, **kept)
-            return function(*args, **given)
+            kept: dict[str, Any] = given
+            if not (shape.takes_any_name or shape.names >= given.keys()):
+                kept = self._ours(shape.owner, given, shape.names)
+            shape.check(len(args), kept)
+            return function(*args, **kept)
 
         return call
 
@@ -107,18 +112,29 @@ class ForeignNames:
         if name not in self.unbuilt:
             raise TypeError(f"{owner} has no option {name!r}: {self._hint(name, value, ours)}")
         if not _asks_for_nothing(plain(value), self.unbuilt[name]):
-            advice = self.instead.get(name, f"leave {name} out")
-            raise NotImplementedError(f"{name}={shown(value)} is not built yet: {advice}")
+            raise NotImplementedError(
+                f"{name}={shown(value)} is not built yet: {self._advice_for_unbuilt(name)}"
+            )
+
+    def _advice_for_unbuilt(self, name: str) -> str:
+        return self.instead.get(name, f"leave {name} out")
 
     def _hint(self, name: str, value: object, ours: Iterable[str]) -> str:
         """Advice about a name that is not known."""
         if name in self.elsewhere:
             return f"pass {self.elsewhere[name]}({name}={shown(value)})"
-        names = [*ours, *self.no_difference, *self.unbuilt]
-        nearest = [self.renamed[name]] if name in self.renamed else []
-        nearest += difflib.get_close_matches(name, names, n=1)
-        known = ", ".join(sorted(set(ours) - {"self"}))
-        return f"did you mean {nearest[0]!r}?" if nearest else f"there are {known}"
+        known = sorted(set(ours) - {"self"})
+        names = [*known, *self.no_difference, *self.unbuilt]
+        nearest = [self.renamed[name]] if self.renamed.get(name) in known else []
+        if not nearest and name in self.advice:
+            return self.advice[name]
+        nearest += difflib.get_close_matches(name, names, n=1, cutoff=ALIKE)
+        if not nearest:
+            return f"there are {', '.join(known)}" if known else "it takes no arguments"
+        hint = f"did you mean {nearest[0]!r}?"
+        if nearest[0] in self.unbuilt:
+            hint += f" It is not built yet: {self._advice_for_unbuilt(nearest[0])}"
+        return hint
 
 
 def _asks_for_nothing(value: Any, nothing: tuple[Any, ...]) -> bool:  # noqa: ANN401

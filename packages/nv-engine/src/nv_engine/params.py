@@ -13,7 +13,7 @@ from typing import Any
 from nv_engine import values
 from nv_engine.grammar import StructuredOutputsParams
 from nv_engine.limits import check_sizes
-from nv_engine.names import ForeignNames
+from nv_engine.sampling_names import SAMPLING_NAMES
 from nv_engine.values import shown
 
 MAX_SEED = 2**64
@@ -28,60 +28,8 @@ _FLAGS = (
     "spaces_between_special_tokens",
 )
 
-BEAM_SEARCH = "beam search is not there; draw n completions and keep the likeliest"
-VLLM_NAMES = ForeignNames(
-    no_difference=frozenset(
-        {
-            "output_kind",
-            "output_text_buffer_length",
-            "routed_experts_prompt_start",
-            "skip_clone",
-            "stream_interval",
-        }
-    ),
-    unbuilt={
-        "best_of": (1,),
-        "early_stopping": (False,),
-        "extra_args": ({},),
-        "flat_logprobs": (False,),
-        "guided_decoding": (),
-        "length_penalty": (1.0,),
-        "logits_processors": (),
-        "logprob_token_ids": (),
-        "prompt_logprob_start": (0,),
-        "prompt_logprob_token_ids": (),
-        "repetition_detection": (),
-        "skip_reading_prefix_cache": (False,),
-        "thinking_token_budget": (-1,),
-        "trace_decode_token_ids": (),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
-    },
-    renamed={"max_new_tokens": "max_tokens", "stop_strings": "stop"},
-    instead={
-        "best_of": "set n and logprobs, and keep the outputs with the largest cumulative_logprob",
-        "early_stopping": BEAM_SEARCH,
-        "extra_args": "there are no plugins to read them",
-        "flat_logprobs": "logprobs are a list of dicts, made when they are read",
-        "guided_decoding": "pass structured_outputs=StructuredOutputsParams(json=…), or its regex, "
-        "choice or grammar",
-        "length_penalty": BEAM_SEARCH,
-        "logits_processors": "use logit_bias, allowed_token_ids, bad_words or structured_outputs",
-        "logprob_token_ids": "logprobs=-1 gives the log-probability of every token",
-        "prompt_logprob_start": "prompt_logprobs gives those of the whole prompt",
-        "prompt_logprob_token_ids": "prompt_logprobs=-1 gives that of every token",
-        "repetition_detection": "use repetition_penalty or frequency_penalty, and max_tokens",
-        "skip_reading_prefix_cache": "pass enable_prefix_caching=False to LLM",
-        "thinking_token_budget": "max_tokens bounds thoughts and answer together",
-        "trace_decode_token_ids": "put these tokens in the prompt and ask for prompt_logprobs",
-        "truncate_prompt_tokens": "cut the prompt's token ids yourself, as ids[-k:]",
-        "use_beam_search": BEAM_SEARCH,
-    },
-)
-"""vLLM's fields that we do not have."""
 
-
-@VLLM_NAMES.fields_of
+@SAMPLING_NAMES.fields_of
 @dataclass(kw_only=True)
 class SamplingParams:
     """Parameters of one request's completions; names and meanings follow vLLM's `SamplingParams`.

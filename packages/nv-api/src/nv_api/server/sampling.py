@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from nv_engine import SamplingParams, StructuredOutputsParams
-from nv_engine.params import VLLM_NAMES
+from nv_engine.sampling_names import SAMPLING_NAMES
 from nv_engine.values import shown
 
 from nv_api.server.errors import invalid, refusals, unsupported
@@ -18,7 +18,7 @@ from nv_api.server.schema_limits import check_depth, check_size
 _OURS = [field.name for field in fields(SamplingParams)]
 _NAMES = [name for name in _OURS if name in Sampling.model_fields and name != "structured_outputs"]
 """Fields that requests and `SamplingParams` share."""
-KNOWN_ELSEWHERE = frozenset(VLLM_NAMES.unbuilt) | VLLM_NAMES.no_difference
+KNOWN_ELSEWHERE = frozenset(SAMPLING_NAMES.unbuilt) | SAMPLING_NAMES.no_difference
 GRAMMAR_KEYS = tuple(field.name for field in fields(StructuredOutputsParams))
 NO_ROOM = "context_length_exceeded"
 
@@ -46,7 +46,7 @@ def sampling_params(
     unknown = (asked.model_extra or {}).items()
     foreign = {name: value for name, value in unknown if name in KNOWN_ELSEWHERE}
     with refusals():
-        VLLM_NAMES.ignored("a request", foreign, _OURS)
+        SAMPLING_NAMES.ignored("a request", foreign, _OURS)
         _check_limits(given, options)
         for name, value in given.items():
             if value is not None:
