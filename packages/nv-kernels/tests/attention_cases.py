@@ -1,6 +1,6 @@
 """Steps of attention to test: ragged lengths, shuffled blocks, a cache of any layout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import nv_kernels as nk
 import torch
@@ -8,6 +8,19 @@ from nv_kernels.attention.metadata import AttentionShape
 from nv_kernels.cache.layout import KVLayout
 
 UNITS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-18}
+
+
+# Blocks of the tests have 16 or 64 tokens, tiles of the kernels 32, 64 or 128.
+FEATURES = {
+    "window of 1": {"window": 1},
+    "window inside a tile": {"window": 5},
+    "window of a tile": {"window": 64},
+    "window over tiles": {"window": 75},
+    "window past every context": {"window": 1000},
+    "softcap": {"softcap": 0.7},
+    "sinks": {"sinks": True},
+    "all": {"window": 19, "softcap": 1.3, "sinks": True},
+}
 
 
 @dataclass(frozen=True)
@@ -19,9 +32,36 @@ class Step:
     kv: nk.KVCache
     metadata: nk.AttentionMetadata
     spec: nk.AttentionSpec
+    sinks: torch.Tensor | None = None
 
     def expected(self) -> torch.Tensor:
-        return nk.reference.attention(self.q, self.kv, self.metadata, self.spec)
+        return nk.reference.attention(self.q, self.kv, self.metadata, self.spec, self.sinks)
+
+    def attend(self, backend: nk.AttentionBackend) -> torch.Tensor:
+        plan = backend.plan(self.metadata, self.spec.window)
+        arguments = self.q, self.kv, self.metadata, plan, self.spec
+        return backend.attend(*arguments, sinks=self.sinks)
+
+    def with_features(self, **features) -> "Step":
+        """The step of a layer with other features; its sinks differ from head to head."""
+        spec = replace(self.spec, **features)
+        heads = torch.arange(self.q.shape[1], device=self.q.device)
+        sinks = (1.5 - heads % 4).to(self.q.dtype) if spec.sinks else None
+        return replace(self, spec=spec, sinks=sinks)
+
+    def forget_unread(self) -> None:
+        """Fill with NaN what the window hides from every row; blocks of only that become others."""
+        block_size, last = self.kv.k.shape[1], self.kv.k.shape[0] - 1  # the last block is unused
+        starts = self.metadata.query_start.tolist()
+        for index, context in enumerate(self.metadata.context_lens.tolist()):
+            queries = starts[index + 1] - starts[index]
+            first = max(0, context - queries - self.spec.window + 1)
+            table = self.metadata.block_tables[index]
+            position = torch.arange(first, device=table.device)
+            block = table[position // block_size].long()
+            for cache in (self.kv.k, self.kv.v):
+                cache[block, position % block_size] = float("nan")
+            table[: first // block_size] = last
 
 
 def step(

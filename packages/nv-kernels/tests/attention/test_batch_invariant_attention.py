@@ -6,7 +6,7 @@ import nv_kernels as nk
 import pytest
 import torch
 from ahead_of_time import assert_fits, compile_for
-from attention_cases import assert_attends, step
+from attention_cases import FEATURES, assert_attends, step
 from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpreted
 from nv_kernels.attention.metadata import AttentionShape
 from nv_kernels.attention.triton import batch_invariant as batch_invariant_triton
@@ -18,9 +18,7 @@ from nv_kernels.attention.triton.batch_invariant_kernel import (
 
 
 def attend(case):
-    backend = BatchInvariantTritonAttention(case.shape, "a test")
-    plan = backend.plan(case.metadata)
-    return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
+    return case.attend(BatchInvariantTritonAttention(case.shape, "a test"))
 
 
 def check(rows, **options):
@@ -57,9 +55,10 @@ def as_other_step(case, rows):
     return replace(case, q=torch.cat(parts), metadata=metadata), parts
 
 
-def check_invariance(contexts, **options):
+def check_invariance(contexts, features=None, **options):
     """Assert that each token of each sequence has the same bits in several kinds of step."""
     whole = step([(context, context) for context in contexts], device=DEVICE, **options)
+    whole = whole.with_features(**(features or {}))
     expected = attend(whole).split(contexts)
     torch.manual_seed(1)
     for trial in range(2 if INTERPRETING else 6):  # as chunks of any length, with cached context
@@ -138,6 +137,20 @@ def test_the_step_does_not_matter(dtype):
 
 
 @on_device
+@pytest.mark.parametrize(
+    ("features", "options"),
+    [
+        (FEATURES["all"] | {"window": 70}, {"heads": (3, 1), "block_size": 16}),
+        ({"window": 265}, {"heads": (1, 1), "dtype": torch.float32}),
+    ],
+    ids=["all", "window"],
+)
+def test_the_step_does_not_matter_with_features(features, options):
+    contexts = [290, 40] if INTERPRETING else [1500, 300, 256, 90, 1, 700]
+    check_invariance(contexts, features, **options)
+
+
+@on_device
 def test_the_step_does_not_matter_in_fp8():
     contexts = [270, 33] if INTERPRETING else [1500, 300, 33, 1]
     check_invariance(contexts, fp8=True, order="HND", block_size=32)
@@ -176,24 +189,28 @@ def test_refuses_what_it_cannot_do(change, words):
         BatchInvariantTritonAttention(AttentionShape(**(plain | change)), "a test")
 
 
-# head_dim, group, block_size, dtype, fp8, capability
+# head_dim, group, block_size, dtype, fp8, capability, all features or none
 COMPILED = [
-    (128, 2, 256, torch.bfloat16, False, 80),
-    (128, 2, 256, torch.bfloat16, False, 90),
-    (128, 2, 256, torch.bfloat16, False, 100),
-    (128, 8, 64, torch.bfloat16, True, 90),
-    (64, 3, 16, torch.float16, False, 90),
-    (256, 16, 64, torch.bfloat16, False, 90),
-    (128, 2, 32, torch.float32, False, 90),
-    (256, 1, 256, torch.float32, False, 90),
+    (128, 2, 256, torch.bfloat16, False, 80, False),
+    (128, 2, 256, torch.bfloat16, False, 90, False),
+    (128, 2, 256, torch.bfloat16, False, 100, False),
+    (128, 8, 64, torch.bfloat16, True, 90, False),
+    (64, 3, 16, torch.float16, False, 90, False),
+    (256, 16, 64, torch.bfloat16, False, 90, False),
+    (128, 2, 32, torch.float32, False, 90, False),
+    (256, 1, 256, torch.float32, False, 90, False),
+    (64, 8, 256, torch.bfloat16, False, 80, True),
+    (64, 8, 256, torch.bfloat16, False, 90, True),
+    (256, 2, 256, torch.bfloat16, False, 90, True),
+    (128, 2, 64, torch.bfloat16, True, 90, True),
 ]
 
 
 @pytest.mark.skipif(INTERPRETING, reason="compiles")
 @pytest.mark.parametrize(
-    ("head_dim", "group", "block_size", "dtype", "fp8", "capability"), COMPILED
+    ("head_dim", "group", "block_size", "dtype", "fp8", "capability", "has_features"), COMPILED
 )
-def test_compiles_ahead_of_time(head_dim, group, block_size, dtype, fp8, capability):
+def test_compiles_ahead_of_time(head_dim, group, block_size, dtype, fp8, capability, has_features):
     shape = AttentionShape(torch.device("cpu"), dtype, 8 * group, 8, head_dim, block_size)
     tiles = BatchInvariantTritonAttention(shape, "a test").tiles
     kind = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}[dtype]
@@ -203,16 +220,21 @@ def test_compiles_ahead_of_time(head_dim, group, block_size, dtype, fp8, capabil
         "block_tables_ptr": "*i32", "context_lens_ptr": "*i32", "records_ptr": "*i32",
         "partials_ptr": "*fp32", "sums_ptr": "*fp32", "qk_scale": "fp32", "v_scale": "fp32",
     }  # fmt: skip
+    if has_features:
+        types["sinks_ptr"] = kind
     pointers = [name for name, type_ in types.items() if type_.startswith("*")]
     counts = ("table_stride", "num_decodes", "width", "max_splits", "num_records", "num_tokens")
     shared = {
         "GROUP": group, "HEAD_DIM": head_dim, "DIM": max(64, 1 << (head_dim - 1).bit_length()),
-        "SPLIT": tiles.split, "PDL": capability >= 90,
+        "SPLIT": tiles.split, "PDL": capability >= 90, "WINDOW": 128 if has_features else 0,
     }  # fmt: skip
+    if not has_features:
+        shared["sinks_ptr"] = None
     constants = shared | {
         "BLOCK_SIZE": block_size, "BLOCK_M": tiles.rows, "TILE": tiles.keys, "STAGES": tiles.stages,
         "Q_TOKEN": 8 * group * head_dim, "Q_HEAD": head_dim, "KV_BLOCK": block_size * 8 * width,
         "KV_TOKEN": 8 * width, "KV_HEAD": width, "FP8": fp8,
+        "SOFTCAP": 50.0 if has_features else 0.0,
     }  # fmt: skip
     kernel = compile_for(
         batch_invariant_attention_kernel, types | dict.fromkeys(counts, "i32"), constants,
@@ -221,7 +243,8 @@ def test_compiles_ahead_of_time(head_dim, group, block_size, dtype, fp8, capabil
     assert_fits(kernel, capability)
     if dtype != torch.float32 and capability == 90:
         assert "wgmma" in kernel.ptx
-    types = {name: types[name] for name in ("context_lens_ptr", "partials_ptr", "sums_ptr")}
+    kept = ("context_lens_ptr", "partials_ptr", "sums_ptr", "sinks_ptr")
+    types = {name: types[name] for name in kept if name in types}
     types |= {"out_ptr": kind, "num_decodes": "i32", "max_splits": "i32", "v_scale": "fp32"}
     assert_fits(
         compile_for(merge_splits_kernel, types, shared, capability, num_warps=4), capability

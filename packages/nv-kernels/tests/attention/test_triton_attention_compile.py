@@ -31,6 +31,14 @@ CASES = [
     (96, 4, 128, True, 100),
     (256, 16, 64, False, 90),
 ]
+# gpt-oss and Gemma 2: with their window, softcap and sinks, all at once.
+FEATURED = [
+    (64, 8, 256, False, 80),
+    (64, 8, 256, False, 90),
+    (64, 8, 256, False, 100),
+    (256, 2, 256, False, 90),
+    (128, 2, 16, True, 90),
+]
 # 16 query columns, masked or wide with small blocks, need a few registers more: SPILLED bytes.
 SPILLED = 80
 WIDE = [(96, 12, 64, False, 90), (80, 16, 16, False, 90), (256, 9, 16, False, 90)]
@@ -55,7 +63,17 @@ def strides(head_dim, group, block_size, fp8):
         "KV_TOKEN": KV_HEADS * width,
         "KV_HEAD": width,
         "FP8": fp8,
+        "sinks_ptr": None,
+        "WINDOW": 0,
+        "SOFTCAP": 0.0,
     }
+
+
+def featured(types, constants):
+    """The arguments of a layer with all features."""
+    constants = constants | {"WINDOW": 128, "SOFTCAP": 50.0}
+    del constants["sinks_ptr"]
+    return types | {"sinks_ptr": "*bf16"}, constants
 
 
 def pointers(types):
@@ -76,8 +94,11 @@ def attention_types(fp8):
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64, 512])
-@pytest.mark.parametrize(("head_dim", "group", "block_size", "fp8", "capability"), CASES + WIDE)
-def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch):
+@pytest.mark.parametrize(
+    ("head_dim", "group", "block_size", "fp8", "capability", "has_features"),
+    [*((*case, False) for case in CASES + WIDE), *((*case, True) for case in FEATURED)],
+)
+def test_decode(head_dim, group, block_size, fp8, capability, has_features, rows, monkeypatch):
     if rows != 512 and capability != 90:
         pytest.skip("one setting is enough there")
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
@@ -93,10 +114,11 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
         "KEYS_FIRST": chosen.keys_first,
         "CONVERT": fp8 and capability >= 90,
     }
-    kernel = compiled(
-        decode_attention_kernel, types | {"counters_ptr": "*i32"}, constants, capability,
-        num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    types |= {"counters_ptr": "*i32"}
+    options = {"num_warps": warps, "num_stages": stages}
+    if has_features:
+        types, constants = featured(types, constants)
+    kernel = compiled(decode_attention_kernel, types, constants, capability, **options)
     is_wide = (head_dim, group, block_size, fp8, capability) in WIDE
     assert_fits(kernel, capability, spilled=SPILLED if is_wide else 0)
     # If Triton silently does not pipeline the loop, there is one buffer less.
@@ -105,8 +127,11 @@ def test_decode(head_dim, group, block_size, fp8, capability, rows, monkeypatch)
     assert ("griddepcontrol.wait" in kernel.ptx) == (capability >= 90)
 
 
-@pytest.mark.parametrize(("head_dim", "group", "block_size", "fp8", "capability"), CASES)
-def test_prefill(head_dim, group, block_size, fp8, capability):
+@pytest.mark.parametrize(
+    ("head_dim", "group", "block_size", "fp8", "capability", "has_features"),
+    [*((*case, False) for case in CASES), *((*case, True) for case in FEATURED)],
+)
+def test_prefill(head_dim, group, block_size, fp8, capability, has_features):
     chosen = settings.prefill_settings(shape_of(head_dim, group, block_size))
     types = attention_types(fp8) | {"num_records": "i32", "num_tokens": "i32"}
     constants = strides(head_dim, group, block_size, fp8) | {
@@ -114,10 +139,10 @@ def test_prefill(head_dim, group, block_size, fp8, capability):
         "BLOCK_N": chosen.block_n,
         "STAGES": chosen.stages,
     }
-    kernel = compiled(
-        prefill_attention_kernel, types, constants, capability,
-        num_warps=chosen.warps, num_stages=chosen.stages,
-    )  # fmt: skip
+    options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
+    if has_features:
+        types, constants = featured(types, constants)
+    kernel = compiled(prefill_attention_kernel, types, constants, capability, **options)
     assert_fits(kernel, capability)
 
 
@@ -159,7 +184,7 @@ def test_plans(rows, capability):
         "num_pieces": "i32", "num_resident": "i32",
     }  # fmt: skip
     constants = {"ROWS": rows, "TILE": 64, "BLOCK_SIZE": 256, "NUM_KV_HEADS": KV_HEADS}
-    constants |= {"MERGE": 8, "MAX_TILES": 32, "CHUNK": 128, "CUT_UNEVEN": True}
+    constants |= {"MERGE": 8, "MAX_TILES": 32, "CHUNK": 128, "CUT_UNEVEN": True, "WINDOW": 0}
     assert_holds(compiled(decode_plan_kernel, decode, constants, capability), capability)
     prefill = types | {"query_start_ptr": "*i32", "first_row": "i32"}
     constants = {"ROWS": rows, "TOKENS": 64, "CHUNK": 4}

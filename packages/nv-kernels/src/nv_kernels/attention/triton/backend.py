@@ -1,10 +1,10 @@
 """Attention over paged keys and values with our Triton kernels: the `triton` backend.
 
-Owns the launches of both attention kernels. Never reads a length on the host: grids follow from
+Owns the launches of the attention kernels. Never reads a length on the host: grids follow from
 host bounds, so a CUDA graph can capture every launch.
 
-The decode kernel computes the decode rows, the chunk kernel the chunk rows; both write their rows
-of one output. Query rows that belong to no sequence, or to one with context_len 0, become 0.
+The decode kernel computes the decode rows, a chunk kernel the chunk rows; both write their rows of
+one output. Query rows that belong to no sequence, or to one with context_len 0, become 0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nv_kernels.attention.triton.decode import decode_attention_kernel
 from nv_kernels.attention.triton.layout import card_layout
 from nv_kernels.attention.triton.plan import Buffers, TritonPlan, plan_decode, plan_prefill
 from nv_kernels.attention.triton.prefill import prefill_attention_kernel
+from nv_kernels.attention.triton.scores import score_scale
 from nv_kernels.attention.triton.widen import widen_kv
 from nv_kernels.launch.card import converts_fp8, is_hopper, num_multiprocessors
 from nv_kernels.launch.dependent import dependent_launch
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from nv_kernels.attention.triton.plan import DecodePlan, PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
 
-LOG2_E = math.log2(math.e)
 PAIR_SCALE = 256.0  # the factor 2**8 that the kernels omit when they read e4m3
 WIDENED_BYTES = 2**29  # bound on the 16-bit copy of the e4m3 keys and values of a step's chunk rows
 
@@ -74,24 +74,22 @@ class TritonAttention:
         """Return the layout that a layer's cache must have."""
         return card_layout(self.shape, num_blocks, dtype)
 
-    def refusal(self, spec: AttentionSpec) -> str | None:
-        """Name a feature of the spec, none of which is built here."""
-        if not spec.features:
-            return None
-        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+    def refusal(self, spec: AttentionSpec) -> None:
+        """It computes every feature."""
 
     def plan(self, metadata: AttentionMetadata, window: int | None = None) -> TritonPlan:
         """Divide the step's work on the device, once for all layers of a window.
 
         The plan reads lengths and block tables on the device, in stream order. Plans with the same
-        bounds share buffers: use a plan before the next call.
+        bounds and the same window share buffers: use a plan before the next such call.
         """
         shape, buffers = self.shape, self.buffers
         num_rows = metadata.context_lens.shape[0]
         decodes, chunks = metadata.num_decodes > 0, metadata.num_decodes < num_rows
         return TritonPlan(
-            decode=plan_decode(shape, buffers, metadata) if decodes else None,
+            decode=plan_decode(shape, buffers, metadata, window) if decodes else None,
             prefill=plan_prefill(shape, buffers, metadata) if chunks else None,
+            window=window,
         )
 
     def attend(
@@ -119,13 +117,15 @@ class TritonAttention:
         Returns:
             [T, Hq, D] in q's dtype.
         """
+        assert plan.window == spec.window
+        assert spec.sinks == (sinks is not None)
         assert kv.k.stride() == kv.v.stride()
         assert kv.k.stride(3) == q.stride(2) == 1
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.decode is not None:
-            self._decode(q, kv, metadata, plan.decode, scale=spec.scale, out=out)
+            self._decode(q, kv, metadata, plan.decode, spec, sinks=sinks, out=out)
         if plan.prefill is not None:
-            self._prefill(q, kv, metadata, plan.prefill, scale=spec.scale, out=out)
+            self._prefill(q, kv, metadata, plan.prefill, spec, sinks=sinks, out=out)
         elif q.shape[0] > metadata.num_decodes:
             out[metadata.num_decodes :].zero_()
         return out
@@ -136,8 +136,9 @@ class TritonAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: DecodePlan,
+        spec: AttentionSpec,
         *,
-        scale: float,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         k, v, fp8 = *kv.loaded(), kv.is_fp8
@@ -155,8 +156,9 @@ class TritonAttention:
             plan.sums,
             plan.counters,
             plan.records,
+            sinks,
             metadata.block_tables.stride(0),
-            scale * LOG2_E * kv.k_scale * unit,
+            score_scale(spec) * kv.k_scale * unit,
             kv.v_scale * unit,
             NUM_KV_HEADS=shape.num_kv_heads,
             GROUP=self.group,
@@ -175,6 +177,8 @@ class TritonAttention:
             PREFETCH=plan.settings.prefetch,
             KEYS_FIRST=plan.settings.keys_first,
             CONVERT=convert,
+            WINDOW=spec.window or 0,
+            SOFTCAP=spec.softcap or 0.0,
             num_warps=warps,
             num_stages=stages,
             **dependent_launch(metadata.context_lens),
@@ -186,8 +190,9 @@ class TritonAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: PrefillPlan,
+        spec: AttentionSpec,
         *,
-        scale: float,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         shape = self.shape
@@ -198,7 +203,9 @@ class TritonAttention:
         k, v, fp8 = *kv.loaded(), kv.is_fp8
         unit = PAIR_SCALE if fp8 else 1.0
         block_tables = metadata.block_tables
-        hopper = settings.hopper_prefill_settings(shape) if is_hopper(q) else None
+        # The Hopper kernel computes no feature: such layers take the kernel of every card.
+        plain = not is_hopper(q) or spec.features
+        hopper = None if plain else settings.hopper_prefill_settings(shape)
         if hopper is not None and fp8:
             widened = self._widen(k, v, metadata, q.dtype)
             if widened is None:
@@ -212,7 +219,7 @@ class TritonAttention:
             block_tables.stride(0),
             plan.num_records,
             num_tokens,
-            scale * LOG2_E * kv.k_scale * unit,
+            score_scale(spec) * kv.k_scale * unit,
             kv.v_scale * unit,
         )
         if hopper is not None:
@@ -226,6 +233,7 @@ class TritonAttention:
             k,
             v,
             *rest,
+            sinks,
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
             DIM=next_power_of_2(shape.head_dim),
@@ -239,6 +247,8 @@ class TritonAttention:
             KV_HEAD=k.stride(2),
             FP8=fp8,
             STAGES=chosen.stages,
+            WINDOW=spec.window or 0,
+            SOFTCAP=spec.softcap or 0.0,
             num_warps=chosen.warps,
             num_stages=chosen.stages,
             **dependent_launch(q),

@@ -6,7 +6,6 @@ host: grids follow from host bounds, so a CUDA graph can capture every launch.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +17,7 @@ from nv_kernels.attention.triton.batch_invariant_kernel import (
 )
 from nv_kernels.attention.triton.layout import card_layout
 from nv_kernels.attention.triton.plan import Buffers, plan_prefill
+from nv_kernels.attention.triton.scores import score_scale
 from nv_kernels.launch.card import num_multiprocessors
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from nv_kernels.attention.triton.plan import PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
 
-LOG2_E = math.log2(math.e)
 PAIR_SCALE = 256.0  # the factor 2**8 that the kernel omits when it reads e4m3
 MAX_HEAD_DIM = 256
 MAX_GROUP = 16
@@ -78,10 +77,12 @@ class BatchInvariantPlan:
     Attributes:
         spread: of the decode rows.
         prefill: of the chunk rows; None if there are none.
+        window: keys that a query reads at most; None: all.
     """
 
     spread: Spread
     prefill: PrefillPlan | None
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -145,11 +146,8 @@ class BatchInvariantTritonAttention:
         """Return the layout that a layer's cache must have: that of the `triton` backend."""
         return card_layout(self.shape, num_blocks, dtype)
 
-    def refusal(self, spec: AttentionSpec) -> str | None:
-        """Name a feature of the spec, none of which is built here."""
-        if not spec.features:
-            return None
-        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+    def refusal(self, spec: AttentionSpec) -> None:
+        """It computes every feature."""
 
     def plan(self, metadata: AttentionMetadata, window: int | None = None) -> BatchInvariantPlan:
         """List the step's query tiles on the device, once for all layers of a window.
@@ -160,7 +158,7 @@ class BatchInvariantTritonAttention:
         prefill = None
         if chunks:
             prefill = plan_prefill(self.shape, self.buffers, metadata, self.tiles.rows)
-        return BatchInvariantPlan(self._spread(metadata), prefill)
+        return BatchInvariantPlan(self._spread(metadata, window), prefill, window)
 
     def attend(
         self,
@@ -185,16 +183,19 @@ class BatchInvariantTritonAttention:
         Returns:
             [T, Hq, D] in q's dtype.
         """
+        assert plan.window == spec.window
+        assert spec.sinks == (sinks is not None)
         assert kv.k.stride() == kv.v.stride()
         assert kv.k.stride(3) == q.stride(2) == 1
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes, spread = metadata.num_decodes, plan.spread
-        self._launch(q, kv, metadata, plan, scale=spec.scale, out=out)
+        self._launch(q, kv, metadata, plan, spec, sinks=sinks, out=out)
         if num_decodes and spread.width > 1:
             merge_splits_kernel[num_decodes, self.shape.num_kv_heads](
                 metadata.context_lens,
                 spread.partials,
                 spread.sums,
+                sinks,
                 out,
                 num_decodes,
                 spread.max_splits,
@@ -203,6 +204,7 @@ class BatchInvariantTritonAttention:
                 HEAD_DIM=self.shape.head_dim,
                 DIM=next_power_of_2(self.shape.head_dim),
                 SPLIT=self.tiles.split,
+                WINDOW=spec.window or 0,
                 num_warps=4,
                 **dependent_launch(q),
             )
@@ -210,10 +212,13 @@ class BatchInvariantTritonAttention:
             out[num_decodes:].zero_()
         return out
 
-    def _spread(self, metadata: AttentionMetadata) -> Spread:
+    def _spread(self, metadata: AttentionMetadata, window: int | None) -> Spread:
         """Spread decode rows over more programs if one per row would not fill the card."""
         shape, rows = self.shape, metadata.num_decodes
-        max_splits = max(1, cdiv(metadata.max_context_len, self.tiles.split))
+        longest = metadata.max_context_len
+        if window is not None:  # it may begin at the last key of a split
+            longest = min(longest, window + self.tiles.split - 1)
+        max_splits = max(1, cdiv(longest, self.tiles.split))
         wanted = RESIDENT * num_multiprocessors(shape.device)
         width = min(max_splits, max(1, wanted // max(1, rows * shape.num_kv_heads)))
         size = rows * max_splits * shape.num_q_heads
@@ -234,8 +239,9 @@ class BatchInvariantTritonAttention:
         kv: KVCache,
         metadata: AttentionMetadata,
         plan: BatchInvariantPlan,
+        spec: AttentionSpec,
         *,
-        scale: float,
+        sinks: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
         shape, tiles, spread, prefill = self.shape, self.tiles, plan.spread, plan.prefill
@@ -257,13 +263,14 @@ class BatchInvariantTritonAttention:
             out,
             spread.partials,
             spread.sums,
+            sinks,
             metadata.block_tables.stride(0),
             num_decodes,
             spread.width,
             spread.max_splits,
             0 if prefill is None else prefill.num_records,
             num_tokens,
-            scale * LOG2_E * kv.k_scale * _unit(kv),
+            score_scale(spec) * kv.k_scale * _unit(kv),
             kv.v_scale * _unit(kv),
             GROUP=self.group,
             HEAD_DIM=shape.head_dim,
@@ -279,6 +286,8 @@ class BatchInvariantTritonAttention:
             KV_HEAD=k.stride(2),
             FP8=kv.is_fp8,
             STAGES=tiles.stages,
+            WINDOW=spec.window or 0,
+            SOFTCAP=spec.softcap or 0.0,
             num_warps=tiles.warps,
             num_stages=tiles.stages,
             **dependent_launch(q),

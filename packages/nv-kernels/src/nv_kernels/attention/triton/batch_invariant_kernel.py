@@ -7,8 +7,9 @@ positions, and SPLIT of them are a split: each split has a softmax of its own (F
 al. 2023), and splits are merged in order. A program either computes all splits of its tile and
 merges them one by one, or, if rows are few, computes every `width`-th split and writes partials
 that `merge_splits_kernel` merges in the same order with the same arithmetic: where a compiler might
-fuse a product and a sum, the code asks for a fused operation. Keys that a row does not see have
-weight 0, so the other rows of the tile do not matter.
+fuse a product and a sum, the code asks for a fused operation. Keys that a row does not read have
+weight 0, so the other rows of the tile do not matter; nor do splits without a key that the row
+reads, whose sums are exact zeros. A sink is a last split, with a sum of 1 and no values.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nv_kernels.attention.triton.scores import load_sinks, score_factor, soft_cap
 from nv_kernels.cache.triton_fp8 import even_fp8, odd_fp8
 from nv_kernels.launch.triton_previous import wait_for_previous
 
@@ -34,6 +36,12 @@ def merge(top, total, acc, new_top, new_total, new_acc):
 
 
 @triton.jit
+def add_sinks(top, total, acc, sinks):
+    """Merge sinks [M], in base 2, as a split with a sum of 1 and no values."""
+    return merge(top, total, acc, sinks, tl.full(total.shape, 1.0, tl.float32), tl.zeros_like(acc))
+
+
+@triton.jit
 def normalised(total, acc, v_scale):
     """Divide by the sum; a row without keys is 0."""
     return acc * (v_scale / tl.where(total > 0.0, total, 1.0))[:, None]
@@ -46,25 +54,29 @@ def normalised(total, acc, v_scale):
 )  # fmt: skip
 def batch_invariant_attention_kernel(
     q_ptr, k_ptr, v_ptr, block_tables_ptr, context_lens_ptr, records_ptr, out_ptr,
-    partials_ptr, sums_ptr, table_stride, num_decodes, width, max_splits, num_records, num_tokens,
+    partials_ptr, sums_ptr, sinks_ptr, table_stride, num_decodes, width, max_splits, num_records,
+    num_tokens,
     qk_scale, v_scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
     Q_TOKEN: tl.constexpr, Q_HEAD: tl.constexpr,
     KV_BLOCK: tl.constexpr, KV_TOKEN: tl.constexpr, KV_HEAD: tl.constexpr,
-    FP8: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    FP8: tl.constexpr, STAGES: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend over one item for one kv head: a decode row's splits, or a chunk row's query tile.
 
     The first num_decodes * width items are decode rows; with width > 1 item i takes every width-th
-    split of row i // width and writes partials [num_decodes, max_splits, Hq, DIM] and
-    sums [2, num_decodes, max_splits, Hq] (maxima, then sums). The others are the tiles of
+    split of row i // width, counted from the first that it reads, and writes partials
+    [num_decodes, max_splits, Hq, DIM] and sums [2, num_decodes, max_splits, Hq] (maxima, then
+    sums). The others are the tiles of
     prefill_plan_kernel's records; items after those write zeros to the query rows that belong to no
     sequence.
 
     q [T, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
-    int16 pairs where FP8; out [T, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 both
-    scales hold the 2**8 of the pairs. TILE divides BLOCK_SIZE or BLOCK_SIZE divides TILE; TILE
+    int16 pairs where FP8; out [T, Hq, D] contiguous; sinks [Hq] or None. qk_scale is the
+    `score_scale`, and where FP8 both scales hold the 2**8 of the pairs. WINDOW, SOFTCAP: 0 if the
+    layer has none. TILE divides BLOCK_SIZE or BLOCK_SIZE divides TILE; TILE
     divides SPLIT.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -123,6 +135,13 @@ def batch_invariant_attention_kernel(
     all_total = tl.zeros([BLOCK_M], tl.float32)
     all_acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     num_heads = tl.num_programs(1) * GROUP
+    factor = score_factor(qk_scale, SOFTCAP)
+    first_key = 0
+    first_split = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(seen - WINDOW, 0)
+        first_split = first_key // SPLIT
+        first += first_split
     for split in range(first, tl.cdiv(limit, SPLIT), step):
         top = tl.full([BLOCK_M], LOWEST, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -130,17 +149,22 @@ def batch_invariant_attention_kernel(
         acc1 = tl.zeros([BLOCK_M, WIDE], tl.float32)
         from_tile = split * (SPLIT // TILE)
         to_tile = tl.minimum(from_tile + SPLIT // TILE, end)
+        if WINDOW > 0:
+            from_tile = tl.maximum(from_tile, first_key // TILE)
         block = tl.load(table + (from_tile * TILE) // BLOCK_SIZE)
         for tile in tl.range(from_tile, to_tile, num_stages=STAGES):
             key = tile * TILE + position
-            loaded = (key < limit)[:, None] & (lane < WIDTH)[None, :]
+            read = key < limit
+            if WINDOW > 0:
+                read = read & (key >= first_key)
+            loaded = read[:, None] & (lane < WIDTH)[None, :]
             if BLOCK_SIZE >= TILE:
                 base = block.to(tl.int64) * KV_BLOCK + ((tile * TILE) % BLOCK_SIZE) * KV_TOKEN
                 k = tl.load(k_ptr + base + spots, mask=loaded, other=0)
                 v = tl.load(v_ptr + base + spots, mask=loaded, other=0)
                 block = tl.load(table + (tl.minimum(tile + 1, to_tile - 1) * TILE) // BLOCK_SIZE)
             else:
-                blocks = tl.load(table + key // BLOCK_SIZE, mask=key < limit, other=0)
+                blocks = tl.load(table + key // BLOCK_SIZE, mask=read, other=0)
                 base = blocks.to(tl.int64) * KV_BLOCK + (
                     (position % BLOCK_SIZE) * KV_TOKEN + head * KV_HEAD
                 )
@@ -151,11 +175,15 @@ def batch_invariant_attention_kernel(
                 scores = tl.dot(q1, odd_fp8(k).T, scores)
             else:
                 scores = tl.dot(q0, k.T, input_precision="ieee")
+            if SOFTCAP > 0:
+                scores = soft_cap(scores, qk_scale)
             shown = key[None, :] < visible[:, None]
+            if WINDOW > 0:
+                shown = shown & (key[None, :] >= visible[:, None] - WINDOW)
             scores = tl.where(shown, scores, LOWEST)
-            new_top = tl.maximum(top, tl.max(scores, 1) * qk_scale)
+            new_top = tl.maximum(top, tl.max(scores, 1) * factor)
             fade = tl.exp2(top - new_top)
-            p = tl.exp2(tl.fma(scores, qk_scale, -tl.broadcast_to(new_top[:, None], scores.shape)))
+            p = tl.exp2(tl.fma(scores, factor, -tl.broadcast_to(new_top[:, None], scores.shape)))
             p = tl.where(shown, p, 0.0)
             total = tl.fma(total, fade, tl.sum(p, 1))
             if FP8:
@@ -169,7 +197,8 @@ def batch_invariant_attention_kernel(
         else:
             acc = acc0
         if spread:
-            place = (row * max_splits + split).to(tl.int64) * num_heads + head * GROUP + member
+            place = (row * max_splits + split - first_split).to(tl.int64)
+            place = place * num_heads + head * GROUP + member
             sums_at = sums_ptr + place
             tl.store(sums_at, top, mask=real)
             sums_at += num_decodes.to(tl.int64) * max_splits * num_heads
@@ -179,6 +208,9 @@ def batch_invariant_attention_kernel(
             all_top, all_total, all_acc = merge(all_top, all_total, all_acc, top, total, acc)
     if spread:
         return
+    if sinks_ptr is not None:
+        sinks = load_sinks(sinks_ptr, head, member % GROUP, GROUP)
+        all_top, all_total, all_acc = add_sinks(all_top, all_total, all_acc, sinks)
     spot = token * (num_heads * HEAD_DIM) + (member % GROUP) * HEAD_DIM
     out_row = out_ptr + query.to(tl.int64) * (num_heads * HEAD_DIM) + head * (GROUP * HEAD_DIM)
     value = normalised(all_total, all_acc, v_scale).to(out_ptr.dtype.element_ty)
@@ -188,9 +220,9 @@ def batch_invariant_attention_kernel(
 
 @triton.jit(do_not_specialize=["num_decodes", "max_splits"])
 def merge_splits_kernel(
-    context_lens_ptr, partials_ptr, sums_ptr, out_ptr, num_decodes, max_splits, v_scale,
+    context_lens_ptr, partials_ptr, sums_ptr, sinks_ptr, out_ptr, num_decodes, max_splits, v_scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, SPLIT: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one decode row and kv head, in order."""
     MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
@@ -205,7 +237,10 @@ def merge_splits_kernel(
     total = tl.zeros([MEMBERS], tl.float32)
     acc = tl.zeros([MEMBERS, DIM], tl.float32)
     plane = num_decodes.to(tl.int64) * max_splits * num_heads
-    num_splits = tl.cdiv(tl.load(context_lens_ptr + row), SPLIT)
+    length = tl.load(context_lens_ptr + row)
+    num_splits = tl.cdiv(length, SPLIT)
+    if WINDOW > 0:
+        num_splits -= tl.maximum(length - WINDOW, 0) // SPLIT
     for split in tl.range(0, num_splits, num_stages=3):
         place = (row * max_splits + split).to(tl.int64) * num_heads + head * GROUP + member
         new_top = tl.load(sums_ptr + place, mask=real, other=LOWEST)
@@ -213,6 +248,8 @@ def merge_splits_kernel(
         part = place[:, None] * DIM + column[None, :]
         new_acc = tl.load(partials_ptr + part, mask=real[:, None], other=0.0)
         top, total, acc = merge(top, total, acc, new_top, new_total, new_acc)
+    if sinks_ptr is not None:
+        top, total, acc = add_sinks(top, total, acc, load_sinks(sinks_ptr, head, member, GROUP))
     spot = (row * num_heads + head * GROUP + member)[:, None] * HEAD_DIM + column[None, :]
     keep = real[:, None] & (column < HEAD_DIM)[None, :]
     value = normalised(total, acc, v_scale).to(out_ptr.dtype.element_ty)

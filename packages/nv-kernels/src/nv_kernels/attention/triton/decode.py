@@ -8,7 +8,7 @@ A program computes one piece, a record of the plan: some tiles of one item, that
 side, and the group's query heads are its 8 columns; as 16 rows they would be mostly padding. The
 only piece of an item writes the output. Otherwise each piece writes a partial, and the program that
 finishes last merges the item's partials in a fixed order, so results are bitwise repeatable. Rows
-of context length 0 become 0.
+of context length 0 become 0. A sink joins the sum of an item's only piece, or of the merge.
 
 With programmatic launch, the code before the wait reads only the plan, the block table and older
 keys. So the plan, the block table, and all keys and values except a row's newest must be written at
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from nv_kernels.attention.triton.merge import LOWEST, merge_partials
+from nv_kernels.attention.triton.scores import load_sinks, score_factor, soft_cap
 from nv_kernels.cache.triton_fp8 import both_fp8
 from nv_kernels.launch.triton_previous import prefetch_l2, wait_for_previous
 
@@ -36,6 +37,7 @@ def decode_attention_kernel(
     sums_ptr,
     counters_ptr,
     records_ptr,
+    sinks_ptr,
     table_stride,
     qk_scale,
     v_scale,
@@ -56,13 +58,16 @@ def decode_attention_kernel(
     PREFETCH: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
     CONVERT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Attend over one piece.
 
     q [rows, Hq, D] with strides Q_TOKEN, Q_HEAD; k, v: strides KV_* in loaded elements, which are
-    int16 pairs where FP8; out [rows, Hq, D] contiguous. qk_scale holds log2(e), and where FP8 but
-    not CONVERT (the card converts e4m3) both scales hold the 2**8 of the pairs. DIM: HEAD_DIM
+    int16 pairs where FP8; out [rows, Hq, D] contiguous; sinks [Hq] or None. qk_scale is the
+    `score_scale`, and where FP8 but not CONVERT (the card converts e4m3) both scales hold the 2**8
+    of the pairs. WINDOW, SOFTCAP: 0 if the layer has none. DIM: HEAD_DIM
     rounded up to a power of two. BLOCK_SIZE is a multiple of TILE, or divides it. MERGE partials
     are merged at a time. sums holds the base-2 logarithms of the partials' softmax sums.
     KEYS_FIRST: load the first keys before the queries, and before the wait if the newest key is not
@@ -107,6 +112,7 @@ def decode_attention_kernel(
             WIDTH,
             KV_BLOCK,
             KV_TOKEN,
+            WINDOW,
         )
     if not KEYS_FIRST:
         wait_for_previous(PDL)
@@ -130,14 +136,21 @@ def decode_attention_kernel(
         acc1 = tl.zeros([WIDE, MEMBERS], tl.float32)
     acc0 = tl.zeros([WIDE, MEMBERS], tl.float32)
     top = tl.full([MEMBERS], LOWEST, tl.float32)
+    if sinks_ptr is not None:
+        sink = load_sinks(sinks_ptr, head, member, GROUP)
+        alone = pieces // 65536 == 1
+        top = tl.where(alone, sink, top)
+    factor = score_factor(qk_scale, SOFTCAP)
     weights = tl.zeros([TILE, MEMBERS], tl.float32)  # summed after the loop, once
     k_spot = (token * KV_TOKEN)[:, None] + lane[None, :] + head * KV_HEAD
     v_spot = (token * KV_TOKEN)[None, :] + lane[:, None] + head * KV_HEAD
     if BLOCK_SIZE < TILE:
         position = first_tile * TILE + token
-        blocks = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
+        blocks = tl.load(
+            table + position // BLOCK_SIZE, mask=is_read(position, length, WINDOW), other=0
+        )
     for tile in tl.range(first_tile, end_tile, num_stages=STAGES):
-        valid = token < length - tile * TILE
+        valid = is_read(token, length - tile * TILE, WINDOW)
         # Masked loads, not only masked scores: 820 tokens are 1.5 % less than 13 tiles of 64.
         k_there = valid[:, None] & (lane < WIDTH)[None, :]
         v_there = valid[None, :] & (lane < WIDTH)[:, None]
@@ -156,7 +169,9 @@ def decode_attention_kernel(
             k = tl.load(k_ptr + base[:, None] + lane[None, :], mask=k_there, other=0)
             v = tl.load(v_ptr + base[None, :] + lane[:, None], mask=v_there, other=0)
             position = tl.minimum(tile + 1, end_tile - 1) * TILE + token
-            blocks = tl.load(table + position // BLOCK_SIZE, mask=position < length, other=0)
+            blocks = tl.load(
+                table + position // BLOCK_SIZE, mask=is_read(position, length, WINDOW), other=0
+            )
         if KEYS_FIRST and tile == first_tile:
             wait_for_previous(PDL)
             if FP8:
@@ -169,9 +184,11 @@ def decode_attention_kernel(
             scores = tl.dot(k_odd, q1.T, scores)
         else:
             scores = tl.dot(k, q0.T)
+        if SOFTCAP > 0:
+            scores = soft_cap(scores, qk_scale)
         scores = tl.where(valid[:, None], scores, LOWEST)
-        new_top = tl.maximum(top, tl.max(scores, 0) * qk_scale)
-        p = tl.exp2(scores * qk_scale - new_top[None, :])
+        new_top = tl.maximum(top, tl.max(scores, 0) * factor)
+        p = tl.exp2(scores * factor - new_top[None, :])
         fade = tl.exp2(top - new_top)
         weights = weights * fade[None, :] + p
         if FP8:
@@ -184,6 +201,8 @@ def decode_attention_kernel(
     if KEYS_FIRST and num_tiles == 0:
         wait_for_previous(PDL)
     total = tl.sum(weights, 0)
+    if sinks_ptr is not None:
+        total += tl.where(alone, tl.exp2(sink - top), 0.0)
     total = tl.where(total > 0.0, total, 1.0)  # an empty row becomes 0
     share = (v_scale / total)[None, :]
     if FP8:
@@ -204,9 +223,29 @@ def decode_attention_kernel(
         arrived = tl.atomic_add(counters_ptr + first_part, 1, sem="acq_rel", scope="gpu")
         if arrived == num_pieces - 1:
             merge_partials(
-                partials_ptr, sums_ptr, out_row, first_part, num_pieces, GROUP, HEAD_DIM, DIM, MERGE
+                partials_ptr,
+                sums_ptr,
+                out_row,
+                first_part,
+                num_pieces,
+                sinks_ptr,
+                head,
+                GROUP,
+                HEAD_DIM,
+                DIM,
+                MERGE,
             )
             tl.store(counters_ptr + first_part, 0)  # ready for the next layer
+
+
+@triton.jit
+def is_read(position, length, WINDOW: tl.constexpr):
+    """Return which positions hold keys of a row of `length` keys, or of its last WINDOW."""
+    if WINDOW > 0:
+        read = (position < length) & (position >= length - WINDOW)
+    else:
+        read = position < length
+    return read
 
 
 @triton.jit
@@ -232,6 +271,7 @@ def prefetch_tiles(
     WIDTH: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KV_TOKEN: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     """Fetch a piece's first PREFETCH tiles into L2, which sees the writes of other kernels."""
     LINES: tl.constexpr = triton.next_power_of_2((WIDTH + 63) // 64)  # 128 bytes, 64 elements each
@@ -240,7 +280,8 @@ def prefetch_tiles(
     for ahead in tl.static_range(PREFETCH):
         tile = first_tile + ahead
         there = ahead < num_tiles
-        wanted = there & (token < length - tile * TILE) & ((line % LINES) * 64 < WIDTH)
+        wanted = there & is_read(token, length - tile * TILE, WINDOW)
+        wanted = wanted & ((line % LINES) * 64 < WIDTH)
         if BLOCK_SIZE >= TILE:
             tile_block = block
             if ahead == 1:

@@ -1,7 +1,8 @@
 """Divides a step's decode rows into pieces of work, on the device, once for all layers.
 
 Owns the record of a piece and the rule of the division. Never reads keys or values. Grids do not
-depend on lengths, which stay on the device.
+depend on lengths, which stay on the device. With a window, a row's tiles are those from the
+window's first key on.
 
 A record is eight int32: item (row * Hkv + head; -1: no work), first tile, tiles, context
 length, block of the first tile, block of the second, first of the item's partials, and
@@ -113,18 +114,22 @@ def decode_plan_kernel(
     MAX_TILES: tl.constexpr,
     CUT_UNEVEN: tl.constexpr,
     CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Program i writes the records of row i; every program repeats the small sums over all rows.
 
     ROWS is a power of two, at least num_rows. num_pieces is the number of records, which bounds
-    the pieces. CHUNK records are written at a time.
+    the pieces. CHUNK records are written at a time. WINDOW: keys of a row; 0: all.
     """
     wait_and_hold(PDL)  # attention reads the records before its own wait
     row = tl.program_id(0)
     rows = tl.arange(0, ROWS)
     present = rows < num_rows
-    tiles = tl.cdiv(tl.load(context_lens_ptr + rows, mask=present, other=0), TILE)
+    lengths = tl.load(context_lens_ptr + rows, mask=present, other=0)
+    tiles = tl.cdiv(lengths, TILE)
+    if WINDOW > 0:
+        tiles -= tl.maximum(lengths - WINDOW, 0) // TILE
     chunk = choose_chunk(
         tiles,
         present,
@@ -140,6 +145,9 @@ def decode_plan_kernel(
 
     length = tl.load(context_lens_ptr + row)
     own_tiles = tl.cdiv(length, TILE)
+    if WINDOW > 0:
+        before_window = tl.maximum(length - WINDOW, 0) // TILE
+        own_tiles -= before_window
     own_pieces = tl.maximum(tl.cdiv(own_tiles, chunk), 1)
     own_longest = tl.cdiv(own_tiles, own_pieces)
     before = (longest > own_longest) | ((longest == own_longest) & (rows < row))
@@ -154,6 +162,8 @@ def decode_plan_kernel(
         index = piece // NUM_KV_HEADS
         head = piece % NUM_KV_HEADS
         tile = index * small + tl.minimum(index, uneven)
+        if WINDOW > 0:
+            tile += before_window
         count = small + (index < uneven).to(tl.int32)
         second = tl.maximum(tl.minimum(tile + 1, tile + count - 1), 0)
         some = mine & (count > 0)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nv_kernels.attention.triton.scores import load_sinks
+
 LOWEST = tl.constexpr(-1.0e30)  # in place of -inf: differences stay finite
 
 
@@ -19,17 +21,26 @@ def merge_partials(
     out_row,
     first_part,
     num_pieces,
+    sinks_ptr,
+    head,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
     MERGE: tl.constexpr,
 ):
-    """Merge the partials of one item in order, MERGE at a time, and write its output."""
+    """Merge the partials of one item in order, MERGE at a time, and write its output.
+
+    sinks [Hq] or None: a sink is a partial before the others, with a sum of 1 and no values.
+    """
     MEMBERS: tl.constexpr = triton.next_power_of_2(GROUP)
     member = tl.arange(0, MEMBERS)
     column = tl.arange(0, DIM)
-    top = tl.full([MEMBERS], LOWEST, tl.float32)
-    total = tl.zeros([MEMBERS], tl.float32)
+    if sinks_ptr is None:
+        top = tl.full([MEMBERS], LOWEST, tl.float32)
+        total = tl.zeros([MEMBERS], tl.float32)
+    else:
+        top = load_sinks(sinks_ptr, head, member, GROUP)
+        total = tl.full([MEMBERS], 1.0, tl.float32)
     acc = tl.zeros([MEMBERS, DIM], tl.float32)
     for start in tl.range(0, num_pieces, MERGE, num_stages=1):
         piece = start + tl.arange(0, MERGE)

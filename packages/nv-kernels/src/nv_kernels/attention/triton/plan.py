@@ -66,10 +66,12 @@ class TritonPlan:
     Attributes:
         decode: of the decode rows; None if there are none.
         prefill: of the chunk rows; None if there are none.
+        window: keys that a query reads at most; None: all.
     """
 
     decode: DecodePlan | None
     prefill: PrefillPlan | None
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -95,11 +97,20 @@ class Buffers:
         return self.tensors[key]
 
 
-def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMetadata) -> DecodePlan:
-    """Divide the first num_decodes rows into pieces."""
+def plan_decode(
+    shape: AttentionShape, buffers: Buffers, metadata: AttentionMetadata, window: int | None = None
+) -> DecodePlan:
+    """Divide the first num_decodes rows into pieces.
+
+    Plans of several windows exist at the same time: each has records of its own. Partial results
+    and counters are in use only while a layer attends.
+    """
     rows = metadata.num_decodes
     chosen = settings.decode_settings(shape, rows)
-    num_pieces = settings.num_pieces(shape, chosen, rows, metadata.max_context_len)
+    longest = metadata.max_context_len
+    if window is not None:  # it may begin at the last key of a tile
+        longest = min(longest, window + chosen.tile - 1)
+    num_pieces = settings.num_pieces(shape, chosen, rows, longest)
     room = next_power_of_2(num_pieces)
     group = shape.num_q_heads // shape.num_kv_heads
     dim = next_power_of_2(shape.head_dim)
@@ -107,7 +118,7 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
         settings=chosen,
         num_rows=rows,
         num_pieces=num_pieces,
-        records=buffers.get("decode records", room * RECORD, torch.int32),
+        records=buffers.get(f"decode records of window {window}", room * RECORD, torch.int32),
         counters=buffers.get("decode counters", room, torch.int32),
         partials=buffers.get("partials", room * group * dim, torch.float32),
         sums=buffers.get("sums", room * group, torch.float32),
@@ -129,6 +140,7 @@ def plan_decode(shape: AttentionShape, buffers: Buffers, metadata: AttentionMeta
         MAX_TILES=chosen.max_tiles,
         CUT_UNEVEN=settings.cuts_uneven(shape, rows),
         CHUNK=128,
+        WINDOW=window or 0,
         num_warps=4,
         **dependent_launch(metadata.context_lens),
     )
