@@ -23,6 +23,10 @@ def add_rms_norm(x):
     return nk.add_rms_norm(x, x.flip(1), weight(x), 1e-6)[0]
 
 
+def fp32_norm(x):
+    return nk.add_rms_norm(x, x.flip(1), weight(x).float(), 1e-6)[0]
+
+
 def head_norm(x):
     return nk.rms_norm(x.view(len(x), -1, 32), weight(x)[:32], 1e-6).flatten(1)
 
@@ -44,7 +48,11 @@ def weight(x):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "op", [rms_norm, add_rms_norm, head_norm, rope, log_softmax, nk.batch_invariant_silu_and_mul]
+    "op",
+    [
+        *(rms_norm, add_rms_norm, fp32_norm, head_norm, rope, log_softmax),
+        *(nk.batch_invariant_silu_and_mul, nk.gelu_tanh_and_mul),
+    ],
 )
 def test_rows_do_not_depend_on_each_other(op, dtype, num_threads):
     x = torch.randn(301, WIDTH, generator=torch.Generator().manual_seed(0)).to(dtype)

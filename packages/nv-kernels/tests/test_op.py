@@ -36,6 +36,7 @@ def test_surface():
         "Stream",
         "TokenRing",
         "Weight",
+        "add_pending",
         "arithmetic",
         "attention_backend",
         "cache_path",

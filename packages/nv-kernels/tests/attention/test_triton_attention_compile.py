@@ -192,17 +192,21 @@ def test_plans(rows, capability):
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-@pytest.mark.parametrize("fp8", [False, True])
-def test_writes(fp8, capability):
+@pytest.mark.parametrize(
+    ("fp8", "rotated", "norm"), [(False, 128, "*bf16"), (True, 64, "*bf16"), (False, 0, "*fp32")]
+)
+def test_writes(fp8, rotated, norm, capability):
     cache = "*u8" if fp8 else "*bf16"
     place = {"BLOCK_SIZE": 256, "KV_BLOCK": 256 * 1024, "KV_TOKEN": 1024, "KV_HEAD": 128}
     types = dict.fromkeys(("x_ptr", "q_weight_ptr", "k_weight_ptr", "out_ptr"), "*bf16")
     types |= {"positions_ptr": "*i64", "slots_ptr": "*i64", "cos_sin_ptr": "*fp32"}
+    types |= {"q_weight_ptr": norm, "k_weight_ptr": norm}
     types |= {"k_ptr": cache, "v_ptr": cache, "num_tokens": "i32", "plane": "i32"}
     types |= dict.fromkeys(("eps", "k_inverse_scale", "v_inverse_scale"), "fp32")
     constants = place | {
         "NUM_HEADS": 32, "NUM_Q_HEADS": 16, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "HALF": 64,
         "X_TOKEN": 4096, "NUM_PARTIALS": 3, "NORM_Q": True, "NORM_K": True, "FP8": fp8, "HEADS": 16,
+        "ROTATED": rotated,
     }  # fmt: skip
     assert_fits(compiled(rope_store_kernel, types, constants, capability), capability)
     types = {"k_ptr": "*bf16", "v_ptr": "*bf16", "slots_ptr": "*i64"}

@@ -40,6 +40,17 @@ def test_rope_rotates_pairs_of_halves(head_dim, dtype, index):
     close(out, torch.cat((turned.real, turned.imag), -1))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rotated", [2, 20, 48])
+def test_a_part_of_a_head_may_turn(rotated, dtype):
+    torch.manual_seed(0)
+    x, positions, cos_sin = randn(5, 3, 48, dtype=dtype), torch.arange(5), table(5, rotated)
+    out = nk.apply_rope(x, positions, cos_sin)
+    assert torch.equal(out[..., rotated:], x[..., rotated:])
+    part = nk.apply_rope(x[..., :rotated].contiguous(), positions, cos_sin)
+    assert torch.equal(out[..., :rotated], part)
+
+
 def test_rope_rounds_the_table_first():
     torch.manual_seed(0)
     x, positions, cos_sin = randn(7, 2, 64).bfloat16(), torch.arange(7), table(7, 64)
@@ -51,7 +62,8 @@ def test_rope_rounds_the_table_first():
 
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("order", ["NHD", "HND"])
-def test_fused_equals_its_parts(normed, order):
+@pytest.mark.parametrize("rotated", [64, 16, 0])
+def test_fused_equals_its_parts(normed, order, rotated):
     torch.manual_seed(0)
     tokens, num_q_heads, num_kv_heads, head_dim = 6, 4, 2, 64
     qkv = randn(tokens, (num_q_heads + 2 * num_kv_heads) * head_dim)
@@ -59,15 +71,18 @@ def test_fused_equals_its_parts(normed, order):
     layout = nk.KVLayout(4, 16, num_kv_heads, head_dim, torch.float32, order)
     kv, expected = layout.allocate("cpu"), layout.allocate("cpu")
     positions, slots = torch.arange(3, 9), torch.tensor([40, 2, -1, 17, 3, 63])
-    cos_sin, before = table(20, head_dim), qkv.clone()
+    cos_sin, before = table(20, rotated) if rotated else None, qkv.clone()
     q = nk.qk_norm_rope_store(qkv, *weights, 1e-6, positions, cos_sin, kv, slots, num_q_heads)
     heads = qkv.view(tokens, -1, head_dim)
     q_part, k_part, v_part = heads[:, :4], heads[:, 4:6], heads[:, 6:]
     if normed:
         q_part = nk.rms_norm(q_part, weights[0], 1e-6)
         k_part = nk.rms_norm(k_part, weights[1], 1e-6)
-    nk.store_kv(nk.apply_rope(k_part, positions, cos_sin), v_part, expected, slots)
-    assert torch.equal(q, nk.apply_rope(q_part, positions, cos_sin))
+    if rotated:
+        q_part = nk.apply_rope(q_part, positions, cos_sin)
+        k_part = nk.apply_rope(k_part, positions, cos_sin)
+    nk.store_kv(k_part, v_part, expected, slots)
+    assert torch.equal(q, q_part)
     assert torch.equal(kv.k, expected.k)
     assert torch.equal(kv.v, expected.v)
     assert torch.equal(qkv, before)

@@ -60,16 +60,18 @@ def test_under_the_interpreter():
 @on_device
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("norm", "part"), [(torch.bfloat16, 1), (None, 1), (torch.float32, 0.5), (None, 0)]
+)
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
-def test_qk_norm_rope_store(size, head_dim, norm, kv_dtype):
+def test_qk_norm_rope_store(size, head_dim, norm, kv_dtype, part):
     num_tokens, num_q_heads, num_kv_heads = size
     order = "HND" if kv_dtype == FP8 else "NHD"
     ours, theirs = caches(kv_dtype, head_dim, num_kv_heads, order)
     qkv = draw(num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim)
-    weights = [draw(head_dim, seed=seed) if norm else None for seed in (1, 2)]
+    weights = [draw(head_dim, dtype=norm, seed=seed) if norm else None for seed in (1, 2)]
     positions = torch.arange(num_tokens, device=DEVICE, dtype=torch.int32) * 7 % 512
-    rest = (1e-6, positions, table(head_dim))
+    rest = (1e-6, positions, table(int(head_dim * part)) if part else None)
     mapping = slots(num_tokens, skip=num_tokens > 1)
     q = rope_store.qk_norm_rope_store(qkv, *weights, *rest, ours, mapping, num_q_heads)
     expected = reference.qk_norm_rope_store(qkv, *weights, *rest, theirs, mapping, num_q_heads)
@@ -79,12 +81,13 @@ def test_qk_norm_rope_store(size, head_dim, norm, kv_dtype):
 
 
 @on_device
-def test_split_k_partials():
+@pytest.mark.parametrize("norm", [torch.bfloat16, torch.float32])
+def test_split_k_partials(norm):
     ours, theirs = caches(torch.bfloat16, 64, 2)
     parts = draw(3, 5, 8 * 64, dtype=torch.float32)
-    weights = draw(64, seed=1), draw(64, seed=2)
+    weights = draw(64, dtype=norm, seed=1), draw(64, dtype=norm, seed=2)
     rest = (1e-6, torch.arange(5, device=DEVICE), table(64))
-    q = rope_store.qk_norm_rope_store(parts, *weights, *rest, ours, slots(5), 4)
+    q = rope_store.qk_norm_rope_store(parts, *weights, *rest, ours, slots(5), 4, torch.bfloat16)
     whole = parts.sum(0).to(torch.bfloat16)
     close(q, reference.qk_norm_rope_store(whole, *weights, *rest, theirs, slots(5), 4))
     close(ours.k, theirs.k)
@@ -97,8 +100,9 @@ def test_split_k_partials():
 def test_apply_rope(dtype, head_dim):
     x = draw(6, 3, head_dim, dtype=dtype)
     positions = torch.tensor([0, 1, 500, 7, 7, 3], device=DEVICE)
-    rotated = rope_store.apply_rope(x, positions, table(head_dim))
-    close(rotated, reference.apply_rope(x, positions, table(head_dim)))
+    for rotated in (head_dim, head_dim // 2 + 2):
+        out = rope_store.apply_rope(x, positions, table(rotated))
+        close(out, reference.apply_rope(x, positions, table(rotated)))
 
 
 @on_device

@@ -71,6 +71,8 @@ def test_gate(width, dtype):
     close(elementwise.silu_and_mul(x), nk.reference.silu_and_mul(x), dtype)
     ends = torch.tensor([[-1e4, -300.0, -88.0, -0.0, 0.0, 88.0, 300.0, 1e4] + [1.0] * 8]).to(dtype)
     close(elementwise.silu_and_mul(ends), nk.reference.silu_and_mul(ends), dtype)
+    close(elementwise.gelu_tanh_and_mul(x), nk.reference.gelu_tanh_and_mul(x), dtype)
+    close(elementwise.gelu_tanh_and_mul(ends), nk.reference.gelu_tanh_and_mul(ends), dtype)
 
 
 @compiled
@@ -99,14 +101,15 @@ def test_greedy(size, dtype):
 @pytest.mark.parametrize("order", ["NHD", "HND"])
 @pytest.mark.parametrize(("heads", "dim"), [((4, 2), 64), ((3, 1), 24), ((9, 3), 128)])
 @pytest.mark.parametrize("normed", [True, False])
-def test_rope_and_store(normed, heads, dim, order, dtype):
+@pytest.mark.parametrize("part", [1, 0.5, 0])
+def test_rope_and_store(part, normed, heads, dim, order, dtype):
     q_heads, kv_heads = heads
     qkv = draw(7, (q_heads + 2 * kv_heads) * dim, dtype=dtype)
     weights = (
         (draw(dim, dtype=dtype, seed=1), draw(dim, dtype=dtype, seed=2)) if normed else (None,) * 2
     )
-    angles = torch.arange(50)[:, None] * torch.linspace(1, 0.01, dim // 2)
-    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    angles = torch.arange(50)[:, None] * torch.linspace(1, 0.01, int(part * dim) // 2)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1) if part else None
     positions = torch.tensor([0, 49, 3, 7, 7, 20, 1])
     slots = torch.tensor([5, 40, -1, 17, 0, 63, 31])
     found = []

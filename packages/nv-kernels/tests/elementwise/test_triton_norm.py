@@ -82,6 +82,22 @@ def test_add_rms_norm(shape, dtype, parts, has_residual):
 def test_silu_and_mul(shape, dtype):
     x = draw(*shape, dtype=dtype)
     close(activation.silu_and_mul(x), reference.silu_and_mul(x))
+    close(activation.gelu_tanh_and_mul(x), reference.gelu_tanh_and_mul(x))
+
+
+@on_device
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_by_an_fp32_weight_rounds_once(dtype):
+    x, weight = draw(5, 100, dtype=dtype), draw(100, dtype=torch.float32, seed=1)
+    residual, parts = draw(5, 100, dtype=dtype, seed=2), draw(3, 5, 100, dtype=torch.float32)
+    for part, stream in ((x, None), (x, residual), (parts, residual), (parts, None)):
+        ours = norm.add_rms_norm(part, stream, weight, 1e-6, dtype)
+        theirs = reference.add_rms_norm(part, stream, weight, 1e-6, dtype)
+        close(ours[1], theirs[1], largest=16.0)
+        exact = ours[1].float()
+        exact = exact * torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+        for out in (ours[0], reference.rms_norm(ours[1], weight, 1e-6)):
+            close(out, exact.to(dtype), largest=0.01, steps=0.6 if dtype != torch.float32 else 1)
 
 
 @outer_only

@@ -30,6 +30,18 @@ def rotate(first, second, cos, sin, dtype: tl.constexpr):
 
 
 @triton.jit
+def halves(lane, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr):
+    """The places of a lane's two elements in a head: pairs of the rotation, then the others."""
+    if ROTATED == HEAD_DIM or ROTATED == 0:
+        return lane, HEAD_DIM // 2 + lane
+    else:
+        other = lane + ROTATED // 2
+        low = tl.where(lane < ROTATED // 2, lane, other)
+        high = tl.where(lane < ROTATED // 2, other, HEAD_DIM // 2 + lane)
+        return low, high
+
+
+@triton.jit
 def load_half(ptr, spot, mask, plane, NUM_PARTIALS: tl.constexpr, dtype: tl.constexpr):
     """Load activations in fp32; partials are summed in order and rounded to dtype first."""
     x = tl.load(ptr + spot, mask=mask, other=0.0).to(tl.float32)
@@ -68,6 +80,7 @@ def rope_store_kernel(
     NUM_PARTIALS: tl.constexpr,
     NORM_Q: tl.constexpr,
     NORM_K: tl.constexpr,
+    ROTATED: tl.constexpr,
     FP8: tl.constexpr,
     HEADS: tl.constexpr,
     PDL: tl.constexpr,
@@ -76,7 +89,8 @@ def rope_store_kernel(
 
     x [P, T, NUM_HEADS * D] with token stride X_TOKEN and partial stride `plane`; out [T, Hq, D].
     HALF: D / 2 rounded up to a power of two. NUM_KV_HEADS is 0 for apply_rope, which has only
-    queries.
+    queries. The first ROTATED elements of a head turn. A lane holds two elements, which are a pair
+    of the rotation or two of the others.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -84,27 +98,26 @@ def rope_store_kernel(
     D2: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     inside = lane < D2
+    low, high = halves(lane, HEAD_DIM, ROTATED)
     is_query = head < NUM_Q_HEADS
     if NORM_Q:  # weights are loaded before the previous kernel has ended
-        q_first = tl.load(q_weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-        q_second = tl.load(q_weight_ptr + D2 + lane, mask=inside, other=0.0).to(tl.float32)
+        q_first = tl.load(q_weight_ptr + low, mask=inside, other=0.0).to(tl.float32)
+        q_second = tl.load(q_weight_ptr + high, mask=inside, other=0.0).to(tl.float32)
     if NORM_K:
-        k_first = tl.load(k_weight_ptr + lane, mask=inside, other=0.0).to(tl.float32)
-        k_second = tl.load(k_weight_ptr + D2 + lane, mask=inside, other=0.0).to(tl.float32)
+        k_first = tl.load(k_weight_ptr + low, mask=inside, other=0.0).to(tl.float32)
+        k_second = tl.load(k_weight_ptr + high, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    spot = token * X_TOKEN + (head * HEAD_DIM)[:, None] + lane[None, :]
+    start = token * X_TOKEN + (head * HEAD_DIM)[:, None]
     mask = (head < NUM_HEADS)[:, None] & inside[None, :]
-    first = load_half(x_ptr, spot, mask, plane, NUM_PARTIALS, dtype)
-    second = load_half(x_ptr, spot + D2, mask, plane, NUM_PARTIALS, dtype)
-    angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * HEAD_DIM
-    cos = tl.load(angles + lane, mask=inside, other=0.0).to(dtype).to(tl.float32)[None, :]
-    sin = tl.load(angles + D2 + lane, mask=inside, other=0.0).to(dtype).to(tl.float32)[None, :]
+    first = load_half(x_ptr, start + low[None, :], mask, plane, NUM_PARTIALS, dtype)
+    second = load_half(x_ptr, start + high[None, :], mask, plane, NUM_PARTIALS, dtype)
     a, b = first, second
     if NORM_Q or NORM_K:
         squares = tl.sum(first * first + second * second, 1)
         inverse = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        first_norm = (first * inverse).to(dtype).to(tl.float32)
-        second_norm = (second * inverse).to(dtype).to(tl.float32)
+        norm_dtype: tl.constexpr = (q_weight_ptr if NORM_Q else k_weight_ptr).dtype.element_ty
+        first_norm = (first * inverse).to(norm_dtype).to(tl.float32)
+        second_norm = (second * inverse).to(norm_dtype).to(tl.float32)
         if NORM_Q:
             a = tl.where(is_query[:, None], first_norm * q_first[None, :], a)
             b = tl.where(is_query[:, None], second_norm * q_second[None, :], b)
@@ -113,24 +126,32 @@ def rope_store_kernel(
             b = tl.where(is_query[:, None], b, second_norm * k_second[None, :])
         a = a.to(dtype).to(tl.float32)
         b = b.to(dtype).to(tl.float32)
-    a, b = rotate(a, b, cos, sin, dtype)
-    query = token * (NUM_Q_HEADS * HEAD_DIM) + (head * HEAD_DIM)[:, None] + lane[None, :]
-    tl.store(out_ptr + query, a, mask=mask & is_query[:, None])
-    tl.store(out_ptr + query + D2, b, mask=mask & is_query[:, None])
+    if ROTATED > 0:
+        R2: tl.constexpr = ROTATED // 2
+        turns = lane < R2
+        angles = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * ROTATED
+        cos = tl.load(angles + lane, mask=turns, other=1.0).to(dtype).to(tl.float32)[None, :]
+        sin = tl.load(angles + R2 + lane, mask=turns, other=0.0).to(dtype).to(tl.float32)[None, :]
+        a, b = rotate(a, b, cos, sin, dtype)
+    else:
+        a, b = a.to(dtype), b.to(dtype)
+    query = token * (NUM_Q_HEADS * HEAD_DIM) + (head * HEAD_DIM)[:, None]
+    tl.store(out_ptr + query + low[None, :], a, mask=mask & is_query[:, None])
+    tl.store(out_ptr + query + high[None, :], b, mask=mask & is_query[:, None])
     if NUM_KV_HEADS > 0:
         slot = tl.load(slots_ptr + token).to(tl.int64)
         place = (slot // BLOCK_SIZE) * KV_BLOCK + (slot % BLOCK_SIZE) * KV_TOKEN
         is_value = head >= NUM_Q_HEADS + NUM_KV_HEADS
         stored = mask & (slot >= 0)
         kv_head = head - NUM_Q_HEADS
-        key = place + (kv_head * KV_HEAD)[:, None] + lane[None, :]
+        key = place + (kv_head * KV_HEAD)[:, None]
         is_key = stored & (~is_query & ~is_value)[:, None]
-        store_half(k_ptr, key, a, k_inverse_scale, is_key, FP8)
-        store_half(k_ptr, key + D2, b, k_inverse_scale, is_key, FP8)
+        store_half(k_ptr, key + low[None, :], a, k_inverse_scale, is_key, FP8)
+        store_half(k_ptr, key + high[None, :], b, k_inverse_scale, is_key, FP8)
         value = key - NUM_KV_HEADS * KV_HEAD
         is_value = stored & is_value[:, None]
-        store_half(v_ptr, value, first, v_inverse_scale, is_value, FP8)
-        store_half(v_ptr, value + D2, second, v_inverse_scale, is_value, FP8)
+        store_half(v_ptr, value + low[None, :], first, v_inverse_scale, is_value, FP8)
+        store_half(v_ptr, value + high[None, :], second, v_inverse_scale, is_value, FP8)
 
 
 def qk_norm_rope_store(
@@ -139,10 +160,11 @@ def qk_norm_rope_store(
     k_weight: torch.Tensor | None,
     eps: float,
     positions: torch.Tensor,
-    cos_sin: torch.Tensor,
+    cos_sin: torch.Tensor | None,
     kv: KVCache,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Turn a fused projection into rotated queries and stored keys and values.
 
@@ -153,19 +175,19 @@ def qk_norm_rope_store(
         k_weight: [D] weight of the keys' norm, or None for no norm.
         eps: epsilon of both norms.
         positions: [T] int32 or int64.
-        cos_sin: [max_position, D] fp32, cosines then sines.
+        cos_sin: [max_position, R] fp32, cosines then sines; None: nothing is rotated.
         kv: the layer's cache; its shape gives Hkv and D.
         slot_mapping: [T] int32 or int64; -1 for tokens that are not stored.
         num_q_heads: Hq.
+        dtype: of the queries where qkv is partials; None: that of the norm weights or the cache.
 
     Returns:
-        Queries [T, Hq, D] in qkv's dtype; for fp32 partials in that of the norm weights or the
-        cache.
+        Queries [T, Hq, D].
     """
     num_kv_heads, head_dim = kv.k.shape[2:]
     num_tokens = qkv.shape[-2]
     assert qkv.stride(-1) == 1
-    dtype = _output_dtype(qkv, q_weight, kv)
+    dtype = dtype or _output_dtype(qkv, q_weight, kv)
     out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=dtype, device=qkv.device)
     if num_tokens == 0:
         return out
@@ -178,7 +200,7 @@ def qk_norm_rope_store(
         qkv if q_weight is None else q_weight,
         qkv if k_weight is None else k_weight,
         positions,
-        cos_sin,
+        positions if cos_sin is None else cos_sin,
         slot_mapping,
         out,
         k,
@@ -201,6 +223,7 @@ def qk_norm_rope_store(
         NUM_PARTIALS=qkv.shape[0] if qkv.dim() == 3 else 1,
         NORM_Q=q_weight is not None,
         NORM_K=k_weight is not None,
+        ROTATED=0 if cos_sin is None else cos_sin.shape[1],
         FP8=kv.is_fp8,
         HEADS=heads,
         num_warps=4,
@@ -210,12 +233,12 @@ def qk_norm_rope_store(
 
 
 def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """Rotate each head's two halves by the token's angles (RoFormer; NeoX pairing).
+    """Rotate the two halves of each head's first R elements (RoFormer; NeoX pairing).
 
     Args:
         x: [T, H, D], heads of a token contiguous.
         positions: [T] int32 or int64, each in [0, max_position).
-        cos_sin: [max_position, D] fp32, cosines (D/2) then sines (D/2).
+        cos_sin: [max_position, R] fp32, cosines (R/2) then sines (R/2), R <= D and even.
 
     Returns:
         [T, H, D] in x's dtype.
@@ -255,6 +278,7 @@ def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) 
         NUM_PARTIALS=1,
         NORM_Q=False,
         NORM_K=False,
+        ROTATED=cos_sin.shape[1],
         FP8=False,
         HEADS=heads,
         num_warps=4,

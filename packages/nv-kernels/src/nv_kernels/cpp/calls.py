@@ -26,11 +26,12 @@ SIGNATURES = {
     "experts": (*[_POINTER] * 2, *[_SIZE] * 4, *[_POINTER] * 4, *[_SIZE] * 2, _INT),
     "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
-    "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
+    "gelu_tanh_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
+    "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 4, _INT),
     "greedy": (*[_POINTER] * 2, *[_SIZE] * 3, _INT),
     "qk_norm_rope_store": (
         *(_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, *_CACHE),
-        *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _INT),
+        *(_POINTER, _POINTER, *[_SIZE] * 5, _INT),
     ),
     "attention": (
         *(_POINTER, *_CACHE, _POINTER, _POINTER, _POINTER, *[_SIZE] * 5),

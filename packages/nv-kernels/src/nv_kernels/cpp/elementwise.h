@@ -70,18 +70,33 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, float eps, T* 
     }
 }
 
-// x: [T, 2 F] -> out: [T, F].
-template <typename T>
-void silu_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int threads) {
+// x: [T, 2 F] -> out: [T, F], activation(gate) * up.
+template <typename T, typename Activation>
+void gate_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int threads,
+                  Activation activation) {
 #pragma omp parallel for num_threads(threads) if (num_tokens * size > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++) {
         const T *gate = x + 2 * t * size, *up = gate + size;
         by_vectors(size, [&](int64_t i, int count) {
             Vec g = load_some(gate + i, count);
-            Vec silu = rounded(g / (1.0f + exponential(-g)), x);
-            store_some(out + t * size + i, silu * load_some(up + i, count), count);
+            Vec gated = rounded(activation(g), x);
+            store_some(out + t * size + i, gated * load_some(up + i, count), count);
         });
     }
+}
+
+template <typename T>
+void silu_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int threads) {
+    gate_and_mul(x, out, num_tokens, size, threads,
+                 [](Vec g) { return g / (1.0f + exponential(-g)); });
+}
+
+template <typename T>
+void gelu_tanh_and_mul(const T* x, T* out, int64_t num_tokens, int64_t size, int threads) {
+    constexpr float scale = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+    gate_and_mul(x, out, num_tokens, size, threads, [](Vec g) {
+        return g / (1.0f + exponential(-scale * g * (1.0f + 0.044715f * g * g)));
+    });
 }
 
 // Index of each row's first highest element; -1 for a row with a NaN or infinity, or of -inf only.
@@ -125,11 +140,13 @@ struct Cache {
     }
 };
 
-// Norm (if weight is not null) and rotate one head of D elements; cos then sin, D / 2 fp32 each.
+// Norm (if weight is not null) one head of D elements and rotate its first `rotated` ones; cos then
+// sin, rotated / 2 fp32 each.
 template <typename T>
-inline void turn(const T* x, const T* weight, float eps, const float* angles, T* out, int64_t dim) {
+inline void turn(const T* x, const T* weight, float eps, const float* angles, T* out, int64_t dim,
+                 int64_t rotated_size) {
     float scale = weight ? inverse_rms(x, dim, eps) : 1.0f;
-    int64_t half = dim / 2;
+    int64_t half = rotated_size / 2;
     auto normed = [&](int64_t i, int count) {
         Vec v = load_some(x + i, count);
         if (!weight) return v;
@@ -142,16 +159,21 @@ inline void turn(const T* x, const T* weight, float eps, const float* angles, T*
         store_some(out + i, rounded(first * cos, x) - rounded(second * sin, x), count);
         store_some(out + half + i, rounded(second * cos, x) + rounded(first * sin, x), count);
     });
+    by_vectors(dim - rotated_size, [&](int64_t i, int count) {
+        store_some(out + rotated_size + i, normed(rotated_size + i, count), count);
+    });
 }
 
 // x: [T, H, D] -> out, each head rotated.
 template <typename T>
 void apply_rope(const T* x, const int64_t* positions, const float* cos_sin, T* out,
-                int64_t num_tokens, int64_t heads, int64_t dim, int threads) {
+                int64_t num_tokens, int64_t heads, int64_t dim, int64_t rotated_size,
+                int threads) {
 #pragma omp parallel for num_threads(threads) if (num_tokens * heads * dim > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++)
         for (int64_t h = t * heads; h < (t + 1) * heads; h++)
-            turn<T>(x + h * dim, nullptr, 0.0f, cos_sin + positions[t] * dim, out + h * dim, dim);
+            turn<T>(x + h * dim, nullptr, 0.0f, cos_sin + positions[t] * rotated_size,
+                    out + h * dim, dim, rotated_size);
 }
 
 // qkv: [T, (Hq + 2 Hkv) D] -> q: [T, Hq, D]; keys and values go to their slots, unless a slot is -1.
@@ -159,18 +181,20 @@ template <typename T>
 void qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, float eps,
                         const int64_t* positions, const float* cos_sin, Cache<T> keys,
                         Cache<T> values, const int64_t* slots, T* q, int64_t num_tokens,
-                        int64_t q_heads, int64_t kv_heads, int64_t dim, int threads) {
+                        int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t rotated_size,
+                        int threads) {
     int64_t width = (q_heads + 2 * kv_heads) * dim;
 #pragma omp parallel for num_threads(threads) if (num_tokens * width > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++) {
         const T* row = qkv + t * width;
-        const float* angles = cos_sin + positions[t] * dim;
+        const float* angles = cos_sin + positions[t] * rotated_size;
         for (int64_t h = 0; h < q_heads; h++)
-            turn(row + h * dim, q_weight, eps, angles, q + (t * q_heads + h) * dim, dim);
+            turn(row + h * dim, q_weight, eps, angles, q + (t * q_heads + h) * dim, dim,
+                 rotated_size);
         if (slots[t] < 0) continue;
         for (int64_t h = 0; h < kv_heads; h++) {
             const T* key = row + (q_heads + h) * dim;
-            turn(key, k_weight, eps, angles, keys.at(slots[t], h), dim);
+            turn(key, k_weight, eps, angles, keys.at(slots[t], h), dim, rotated_size);
             std::memcpy(values.at(slots[t], h), key + kv_heads * dim, dim * sizeof(T));
         }
     }

@@ -5,10 +5,15 @@ Each token is computed alone, so that its bits do not depend on the batch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from nv_kernels.cpp.calls import kernel
 from nv_kernels.elementwise import gate, norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -19,12 +24,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add and normalise; see `nv_kernels.reference.add_rms_norm`."""
     call = kernel("add_rms_norm", x.dtype)
     if call is None or x.dim() != 2 or weight.dtype != x.dtype:
-        return norm.add_rms_norm.definition(x, residual, weight, eps)
+        return norm.add_rms_norm.definition(x, residual, weight, eps, dtype)
     x = x.contiguous()
     normed, total, at_residual = torch.empty_like(x), x, None
     if residual is not None:
@@ -41,10 +50,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     call = kernel("silu_and_mul", x.dtype)
     if call is None or x.dim() != 2:
         return gate.silu_and_mul.definition(x)
-    x = x.contiguous()
-    out = x.new_empty(x.shape[0], x.shape[1] // 2)  # [T, F]
-    call(x.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
-    return out
+    return _gated(call, x)
 
 
 def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
@@ -52,3 +58,19 @@ def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     if kernel("silu_and_mul", x.dtype) is None or x.dim() != 2:
         return gate.batch_invariant_silu_and_mul.definition(x)
     return silu_and_mul(x)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """Gate; see `nv_kernels.reference.gelu_tanh_and_mul`."""
+    call = kernel("gelu_tanh_and_mul", x.dtype)
+    if call is None or x.dim() != 2:
+        return gate.gelu_tanh_and_mul.definition(x)
+    return _gated(call, x)
+
+
+def _gated(call: Callable[..., None], x: torch.Tensor) -> torch.Tensor:
+    """Run a kernel of a gate: [T, 2F] -> [T, F]."""
+    x = x.contiguous()
+    out = x.new_empty(x.shape[0], x.shape[1] // 2)
+    call(x.data_ptr(), out.data_ptr(), *out.shape, torch.get_num_threads())
+    return out

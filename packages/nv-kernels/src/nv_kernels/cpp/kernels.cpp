@@ -73,6 +73,13 @@ FOR_EACH_TYPE(ADD_RMS_NORM)
     }
 FOR_EACH_TYPE(SILU_AND_MUL)
 
+#define GELU_TANH_AND_MUL(T, name)                                                                \
+    void gelu_tanh_and_mul_##name(const T* x, T* out, int64_t num_tokens, int64_t size,           \
+                                  int threads) {                                                  \
+        gelu_tanh_and_mul(x, out, num_tokens, size, threads);                                     \
+    }
+FOR_EACH_TYPE(GELU_TANH_AND_MUL)
+
 #define GREEDY(T, name)                                                                           \
     void greedy_##name(const T* logits, int64_t* ids, int64_t num_rows, int64_t stride,           \
                        int64_t size, int threads) {                                               \
@@ -82,8 +89,9 @@ FOR_EACH_TYPE(GREEDY)
 
 #define APPLY_ROPE(T, name)                                                                       \
     void apply_rope_##name(const T* x, const int64_t* positions, const float* cos_sin, T* out,    \
-                           int64_t num_tokens, int64_t heads, int64_t dim, int threads) {         \
-        apply_rope(x, positions, cos_sin, out, num_tokens, heads, dim, threads);                  \
+                           int64_t num_tokens, int64_t heads, int64_t dim, int64_t rotated,       \
+                           int threads) {                                                         \
+        apply_rope(x, positions, cos_sin, out, num_tokens, heads, dim, rotated, threads);         \
     }
 FOR_EACH_TYPE(APPLY_ROPE)
 
@@ -92,11 +100,11 @@ FOR_EACH_TYPE(APPLY_ROPE)
         const T* qkv, const T* q_weight, const T* k_weight, float eps, const int64_t* positions,  \
         const float* cos_sin, T* k, T* v, int64_t block_stride, int64_t token_stride,             \
         int64_t head_stride, int64_t block_size, const int64_t* slots, T* q, int64_t num_tokens,  \
-        int64_t q_heads, int64_t kv_heads, int64_t dim, int threads) {                            \
+        int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t rotated, int threads) {           \
         Cache<T> keys{k, block_stride, token_stride, head_stride, block_size}, values = keys;     \
         values.data = v;                                                                          \
         qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, cos_sin, keys, values, slots, \
-                           q, num_tokens, q_heads, kv_heads, dim, threads);                       \
+                           q, num_tokens, q_heads, kv_heads, dim, rotated, threads);              \
     }
 FOR_EACH_TYPE(QK_NORM_ROPE_STORE)
 

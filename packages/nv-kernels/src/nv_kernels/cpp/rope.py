@@ -25,7 +25,7 @@ def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) 
     x, positions = x.contiguous(), positions.long()
     out = torch.empty_like(x)
     inputs = (x.data_ptr(), positions.data_ptr(), cos_sin.data_ptr())
-    call(*inputs, out.data_ptr(), *x.shape, torch.get_num_threads())
+    call(*inputs, out.data_ptr(), *x.shape, cos_sin.shape[1], torch.get_num_threads())
     return out
 
 
@@ -35,24 +35,29 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
     k_weight: torch.Tensor | None,
     eps: float,
     positions: torch.Tensor,
-    cos_sin: torch.Tensor,
+    cos_sin: torch.Tensor | None,
     kv: KVCache,
     slot_mapping: torch.Tensor,
     num_q_heads: int,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Norm, rotate and store; see `nv_kernels.reference.qk_norm_rope_store`."""
     call = kernel("qk_norm_rope_store", qkv.dtype)
     num_kv_heads, dim = kv.k.shape[2:]
-    if call is None or kv.k.dtype != qkv.dtype or qkv.dim() != 2 or kv.k_scale != 1.0:
+    weights = [weight for weight in (q_weight, k_weight) if weight is not None]
+    dtypes = {qkv.dtype, kv.k.dtype, *(weight.dtype for weight in weights)}
+    if call is None or len(dtypes) > 1 or qkv.dim() != 2 or kv.k_scale != 1.0:
         return definitions.qk_norm_rope_store.definition(
-            qkv, q_weight, k_weight, eps, positions, cos_sin, kv, slot_mapping, num_q_heads
+            qkv, q_weight, k_weight, eps, positions, cos_sin, kv, slot_mapping, num_q_heads, dtype
         )
     qkv, positions, slots = qkv.contiguous(), positions.long(), slot_mapping.long()
     q = qkv.new_empty(qkv.shape[0], num_q_heads, dim)
     at_weights = [None if weight is None else weight.data_ptr() for weight in (q_weight, k_weight)]
     call(
-        *(qkv.data_ptr(), *at_weights, eps, positions.data_ptr(), cos_sin.data_ptr()),
+        *(qkv.data_ptr(), *at_weights, eps, positions.data_ptr()),
+        None if cos_sin is None else cos_sin.data_ptr(),
         *(*kv.arguments, slots.data_ptr(), q.data_ptr()),
-        *(qkv.shape[0], num_q_heads, num_kv_heads, dim, torch.get_num_threads()),
+        *(qkv.shape[0], num_q_heads, num_kv_heads, dim),
+        *(0 if cos_sin is None else cos_sin.shape[1], torch.get_num_threads()),
     )
     return q

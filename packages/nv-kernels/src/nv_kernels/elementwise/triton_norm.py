@@ -17,10 +17,10 @@ gdc_wait = tl.extra.cuda.gdc_wait
 
 
 @triton.jit
-def _normalised(x, scale, eps, E: tl.constexpr, DTYPE: tl.constexpr):
-    """Norm [ROWS, BLOCK] fp32 to DTYPE: rounded before the weight multiplies, and after."""
+def _normalised(x, scale, eps, E: tl.constexpr, WEIGHT: tl.constexpr, DTYPE: tl.constexpr):
+    """Norm [ROWS, BLOCK] fp32: rounded to WEIGHT before the weight multiplies, then to DTYPE."""
     inverse = tl.rsqrt(tl.sum(x * x, 1) / E + eps)
-    rounded = (x * inverse[:, None]).to(DTYPE).to(tl.float32)
+    rounded = (x * inverse[:, None]).to(WEIGHT).to(tl.float32)
     return (rounded * scale[None, :]).to(DTYPE)
 
 
@@ -47,7 +47,8 @@ def rms_norm_kernel(
     if PDL:
         gdc_wait()
     values = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + at, _normalised(values, scale, eps, E, out.dtype.element_ty), mask=mask)
+    normed = _normalised(values, scale, eps, E, weight.dtype.element_ty, out.dtype.element_ty)
+    tl.store(out + at, normed, mask=mask)
 
 
 @triton.jit
@@ -87,7 +88,8 @@ def add_rms_norm_kernel(
     if HAS_RESIDUAL:
         values = (values + stream).to(dtype).to(tl.float32)
     tl.store(total + at, values.to(dtype), mask=mask)
-    tl.store(out + at, _normalised(values, scale, eps, E, dtype), mask=mask)
+    normed = _normalised(values, scale, eps, E, weight.dtype.element_ty, dtype)
+    tl.store(out + at, normed, mask=mask)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -95,7 +97,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     Args:
         x: [..., E] bf16, fp16 or fp32.
-        weight: [E].
+        weight: [E], in x's dtype or fp32.
         eps: added to the mean square.
 
     Returns:
@@ -114,24 +116,30 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add a layer's output to the residual stream and normalise the sum.
 
     Args:
         x: [T, E], or [P, T, E] split-K partials of any float dtype, summed in fp32 in order of P.
         residual: [T, E], or None if x starts the stream. It is not changed.
-        weight: [E].
+        weight: [E], in the sum's dtype or fp32.
         eps: added to the mean square.
+        dtype: of the sum where x is partials without a residual; None: weight's.
 
     Returns:
-        The normalised sum [T, E] and the sum itself [T, E], both in weight's dtype.
+        The normalised sum [T, E] and the sum itself [T, E].
     """
     if residual is None and x.dim() == 2:
         return rms_norm(x, weight, eps), x
     x = x.contiguous()
     num_rows, width = x.shape[-2:]
-    out = torch.empty(num_rows, width, dtype=weight.dtype, device=x.device)
+    dtype = dtype or weight.dtype if residual is None else residual.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     total = torch.empty_like(out)
     if num_rows:
         block, rows, warps = _tile(width)

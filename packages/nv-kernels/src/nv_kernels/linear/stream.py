@@ -22,7 +22,7 @@ class Norm(Protocol):
 
     @property
     def weight(self) -> torch.Tensor:
-        """[E]."""
+        """[E], in the stream's dtype, or in fp32: then the result is rounded once."""
 
     @property
     def eps(self) -> float:
@@ -63,6 +63,27 @@ def normalise(stream: Stream, norm: Norm) -> tuple[torch.Tensor, Stream]:
     return normed, Stream(hidden)
 
 
+def add_pending(stream: Stream) -> Stream:
+    """Add the pending product: for a reader that does not norm the stream.
+
+    Returns:
+        The stream with nothing pending.
+    """
+    hidden, pending, peers = stream
+    if pending is None:
+        return stream
+    if peers is None and pending.dim() == 2:
+        return Stream(hidden + pending)
+    return normalise(stream, Ones(hidden.new_ones(hidden.shape[1])))[1]
+
+
+class Ones(NamedTuple):
+    """The norm of `add_pending`, whose result is not read: its launch sums partials and ranks."""
+
+    weight: torch.Tensor
+    eps: float = 1.0
+
+
 def norm_pending(stream: Stream, norm: Norm) -> Stream:
     """Norm the pending product itself, before it is added: a norm after attention or the MLP.
 
@@ -76,7 +97,9 @@ def norm_pending(stream: Stream, norm: Norm) -> Stream:
     hidden, pending, peers = stream
     assert pending is not None, "a product must be pending"
     if peers is None:
-        normed, _ = add_rms_norm(pending, None, norm.weight, norm.eps)
+        normed, _ = add_rms_norm(pending, None, norm.weight, norm.eps, hidden.dtype)
     else:
-        normed, _ = all_reduce_add_rms_norm(pending, None, norm.weight, norm.eps, peers)
+        normed, _ = all_reduce_add_rms_norm(
+            pending, None, norm.weight, norm.eps, peers, hidden.dtype
+        )
     return Stream(hidden, normed)

@@ -25,6 +25,7 @@ def all_reduce_add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     peers: PeerBuffers,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum a layer's output over the ranks, add it to the residual stream, and normalise.
 
@@ -33,11 +34,12 @@ def all_reduce_add_rms_norm(
 
     Args:
         x: this rank's part: [T, E], or [P, T, E] split-K partials, which are summed in fp32 first.
-            Rounded to weight's dtype before it is sent.
+            Rounded before it is sent: to residual's dtype, or else to `dtype`.
         residual: [T, E], or None if the sum starts the stream. It is not changed.
-        weight: [E] of a 16-bit dtype.
+        weight: [E], in the sum's dtype or fp32.
         eps: added to the mean square.
         peers: the ranks' buffers, as tensors.
+        dtype: of the sum where there is no residual, of 16 bits; None: weight's.
 
     Returns:
         The normalised sum [T, E] and the sum itself [T, E], equal to add_rms_norm of the parts'
@@ -45,7 +47,7 @@ def all_reduce_add_rms_norm(
     """
     if x.dim() == 3:
         x = x.sum(0, dtype=torch.float32)
-    x = x.to(weight.dtype)
+    x = x.to(dtype or weight.dtype if residual is None else residual.dtype)
     turns = [_sum(part, peers) for part in torch.split(x, peers.max_rows)]
     return add_rms_norm.definition(torch.cat(turns), residual, weight, eps)
 

@@ -138,8 +138,8 @@ def all_reduce_add_rms_norm_kernel(
     tl.store(total + low_at, low.to(dtype), mask=mask)
     tl.store(total + high_at, high.to(dtype), mask=mask)
     inverse = tl.rsqrt(tl.sum(low * low + high * high, 0) / E + eps)
-    low = (low * inverse).to(dtype).to(tl.float32) * low_scale
-    high = (high * inverse).to(dtype).to(tl.float32) * high_scale
+    low = (low * inverse).to(weight.dtype.element_ty).to(tl.float32) * low_scale
+    high = (high * inverse).to(weight.dtype.element_ty).to(tl.float32) * high_scale
     tl.store(out + low_at, low.to(dtype), mask=mask)
     tl.store(out + high_at, high.to(dtype), mask=mask)
     tl.store(counts + place_row, count + 1)
@@ -151,22 +151,25 @@ def all_reduce_add_rms_norm(
     weight: torch.Tensor,
     eps: float,
     peers: PeerBuffers,
+    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum a layer's output over the ranks, add it to the residual stream, and normalise.
 
     Args:
         x: this rank's part: [T, E], or [P, T, E] partials of any float dtype, summed in order of P.
         residual: [T, E], or None if the sum starts the stream. It is not changed.
-        weight: [E] of a 16-bit dtype.
+        weight: [E], in the sum's dtype or fp32.
         eps: added to the mean square.
         peers: the ranks' buffers; more rows than they have go through them several at a time.
+        dtype: of the sum where there is no residual, of 16 bits; None: weight's.
 
     Returns:
-        The normalised sum [T, E] and the sum itself [T, E], both in weight's dtype.
+        The normalised sum [T, E] and the sum itself [T, E].
     """
     x = x.contiguous()
     num_rows, width = x.shape[-2:]
-    out = torch.empty(num_rows, width, dtype=weight.dtype, device=x.device)
+    dtype = dtype or weight.dtype if residual is None else residual.dtype
+    out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     total = torch.empty_like(out)
     assert width == peers.width, "the caller asks first"
     assert out.dtype in records.DTYPES, "the caller asks first"
