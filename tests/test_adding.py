@@ -44,6 +44,13 @@ with torch.inference_mode():
 torch.testing.assert_close(got.float(), want, rtol=1e-4, atol=1e-4)
 print("equal")
 """
+REFUSED = """
+from nv_models.architectures import supported_architecture
+try:
+    supported_architecture(["Qwen2ForCausalLM"])
+except ValueError as error:
+    print(error)
+"""
 OP = """
 import nv_kernels as nk
 import torch
@@ -148,18 +155,33 @@ print([sorted({token % 2 for token in drawn[row]}) for row in drawn])
 """
 
 
-def with_diffs(page: str, folder: Path) -> dict[str, str]:
-    """An environment in which the packages are a copy with a page's diffs applied."""
+def diffs_of(page: str) -> list[str]:
+    """The diffs that a page shows."""
+    diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert diffs, page
+    return diffs
+
+
+def with_diffs(
+    page: str, folder: Path, *, is_there: bool = False, take_out: bool = False
+) -> dict[str, str]:
+    """An environment in which the packages are a copy with a page's diffs applied.
+
+    Args:
+        page: of docs/.
+        folder: for the copy.
+        is_there: the packages have the diffs already: they are taken out first.
+        take_out: leave them out.
+    """
     for package in (ROOT / "packages").glob("*/src"):
         target = folder / "packages" / package.parent.name
         target.mkdir(parents=True)
         subprocess.run(["cp", "-r", package, target], check=True)
-    diffs = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    assert diffs, page
-    for diff in diffs:
-        subprocess.run(
-            ["git", "apply", "--recount", "-"], input=diff, text=True, cwd=folder, check=True
-        )
+    ways = ["--reverse"] * is_there + ["--recount"] * (not take_out)
+    for way in ways:
+        for diff in diffs_of(page):
+            command = ["git", "apply", "--recount", way, "-"]
+            subprocess.run(command, input=diff, text=True, cwd=folder, check=True)
     paths = [str(path) for path in (folder / "packages").glob("*/src")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
@@ -172,9 +194,20 @@ def output_of(script: str, environment: dict[str, str], *arguments: object) -> s
     return done.stdout.strip()
 
 
-def test_qwen2_is_one_row(tmp_path):
-    environment = with_diffs("add-a-model.md", tmp_path)
+def test_qwen2_is_a_file_and_a_line(tmp_path):
+    environment = with_diffs("add-a-model.md", tmp_path, is_there=True)
     assert output_of(QWEN2, environment, tmp_path / "checkpoint").splitlines()[-1] == "equal"
+    (diff,) = diffs_of("add-a-model.md")
+    added = [line for line in diff.splitlines() if re.match(r"\+(?!\+\+)", line)]
+    row, table = 10, 2  # lines of the file; an import and an entry of the table
+    assert len(added) == row + table
+    assert not re.search(r"^-(?!--)", diff, re.MULTILINE)
+
+
+def test_without_its_row_qwen2_is_refused(tmp_path):
+    environment = with_diffs("add-a-model.md", tmp_path, is_there=True, take_out=True)
+    message = output_of(REFUSED, environment)
+    assert message.startswith("architecture Qwen2ForCausalLM is not supported; supported are Qwen3")
 
 
 def test_an_op_is_a_definition_and_a_version_that_is_compared_with_it(tmp_path):

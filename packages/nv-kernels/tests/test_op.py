@@ -44,6 +44,7 @@ def test_surface():
         "norm_pending",
         "normalise",
         "reference",
+        "scale_pending",
     }
     assert all(hasattr(nk, name) for name in nk.__all__)
 

@@ -191,3 +191,22 @@ def tensors_of(model: CausalLM) -> list[torch.Tensor]:
 @pytest.fixture
 def loaded_tensors():
     return tensors_of
+
+
+@pytest.fixture(scope="session")
+def tiny_models():
+    """The module that writes a tiny checkpoint of each architecture."""
+    return load_beside("tiny_models")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_models, tmp_path_factory):
+    """A function that returns the folder of an architecture's tiny checkpoint, written once."""
+    folder = tmp_path_factory.mktemp("tiny_models")
+
+    def find(name: str) -> Path:
+        if not (folder / name).exists():
+            tiny_models.write_tiny_model(folder / name, name, randomize)
+        return folder / name
+
+    return find

@@ -104,7 +104,7 @@ def test_equals_transformers(tmp_path, kind, rope):
     cos, sin = rotary(torch.empty(0), positions[None])  # [1, T, D], both halves alike
     half = ours.head_dim // 2
     expected = torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
-    table = cos_sin_table(ours.rope, ours.head_dim, ours.max_position_embeddings)
+    table = cos_sin_table(ours.ropes[0], ours.head_dim, ours.max_position_embeddings)
     assert table.shape == (ours.max_position_embeddings, ours.head_dim)
     torch.testing.assert_close(table[positions], expected, atol=0, rtol=0)
 
@@ -117,7 +117,7 @@ def test_spellings_agree(tmp_path):
     ):
         (tmp_path / name).mkdir()
         config = read_config(write(tmp_path / name, **rope))
-        assert config.rope == RopeConfig(
+        assert config.ropes[0] == RopeConfig(
             1e6, "yarn", factor=4.0, original_max_position_embeddings=32768
         ), name
 
@@ -167,13 +167,23 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
     [
         ({"architectures": ["MambaForCausalLM"]}, "supported are Qwen3ForCausalLM, LlamaForCausal"),
         ({"architectures": None}, "none named"),
-        ({"use_sliding_window": True, "max_window_layers": 0}, "sliding_window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_window"),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            "'linear_attention', which is not",
+        ),
+        (
+            {"use_sliding_window": True, "max_window_layers": 0, "layer_types": ["full_attention"]},
+            "layer_types has 1 entries: it must have num_hidden_layers = 2",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide': it must be a positive integer"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+            "short_factor of the rope has 0 en",
+        ),
+        ({"rope_scaling": {"rope_type": "xpos"}}, "rope_type 'xpos' is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         (
             {"num_attention_heads": True},
@@ -288,6 +298,19 @@ def test_f9_files_may_begin_with_a_byte_order_mark(tmp_path):
         text = (tmp_path / name).read_text()
         (tmp_path / name).write_text(text, encoding="utf-8-sig")
     assert read_config(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"use_sliding_window": True, "max_window_layers": 0}, "sliding_window = 4096 is active"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "'sliding_attention', which"),
+    ],
+)
+def test_a_window_of_an_architecture_without_them_is_refused(tmp_path, overrides, message):
+    write(tmp_path, "llama", **overrides)
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
 
 
 def test_sliding_window_that_reaches_no_layer_is_fine(tmp_path):

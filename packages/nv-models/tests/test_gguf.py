@@ -121,7 +121,7 @@ def test_several_files_in_a_folder(tiny_checkpoint):
 )
 def test_rope(tiny_checkpoint, write_gguf, tmp_path, metadata, expected):
     write_gguf(tiny_checkpoint("llama"), tmp_path / "model.gguf", Kind.F32, metadata=metadata)
-    rope = read_config(resolve(tmp_path / "model.gguf")).rope
+    rope = read_config(resolve(tmp_path / "model.gguf")).ropes[0]
     for got, wanted in zip(frequencies(rope, 64), frequencies(expected, 64), strict=True):
         assert torch.equal(torch.as_tensor(got), torch.as_tensor(wanted))
 
@@ -133,7 +133,7 @@ def test_llama3_rope_is_read_from_its_factors(tiny_checkpoint, write_gguf, tmp_p
     folder = tiny_checkpoint("llama")
     write_gguf(folder, tmp_path / "model.gguf", Kind.F32, rope_factors=factors)
     model = load_model(tmp_path / "model.gguf")
-    torch.testing.assert_close(frequencies(model.config.rope, 64)[0], scaled)
+    torch.testing.assert_close(frequencies(model.config.ropes[0], 64)[0], scaled)
 
     other = np.linspace(1, 5, 32, dtype=np.float32)
     write_gguf(folder, tmp_path / "other.gguf", Kind.F32, rope_factors=other)

@@ -59,8 +59,10 @@ def test_fp32_full_prompt_and_step_by_step(tiny_checkpoint, paged_runner, kind, 
 def test_fewer_positions_are_the_same_ones(tiny_checkpoint, paged_runner):
     folder = tiny_checkpoint("qwen3", **CASES["yarn"])
     whole, short = load_model(folder), load_model(folder, max_positions=len(PROMPT))
-    assert len(short.model.cos_sin) == short.config.max_length == len(PROMPT)
-    assert len(load_model(folder, max_positions=10**12).model.cos_sin) == len(whole.model.cos_sin)
+    rope = whole.config.ropes[0]
+    assert len(short.model.cos_sin[rope]) == short.config.max_length == len(PROMPT)
+    longer = load_model(folder, max_positions=10**12)
+    assert len(longer.model.cos_sin[rope]) == len(whole.model.cos_sin[rope])
     assert torch.equal(paged_runner(short).step(PROMPT), paged_runner(whole).step(PROMPT))
 
 

@@ -83,7 +83,7 @@ def config(tmp_path):
     ],
 )
 def test_b12_rope_scaling_of_gguf_is_read_as_llama_cpp_reads_it(gguf, metadata, expected):
-    assert read_config(resolve(gguf(metadata))).rope == expected
+    assert read_config(resolve(gguf(metadata))).ropes[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_b12_rope_scaling_of_gguf_is_read_as_llama_cpp_reads_it(gguf, metadata, 
     ],
 )
 def test_b12_keys_of_gguf_that_change_nothing(gguf, metadata):
-    assert read_config(resolve(gguf(metadata))).rope == PLAIN
+    assert read_config(resolve(gguf(metadata))).ropes[0] == PLAIN
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_b12_keys_of_gguf_that_are_not_computed_are_refused_by_name(gguf, metada
 
 def test_b12_a_rope_scaled_twice(gguf):
     factors = torch.ones(32).numpy()
-    assert read_config(resolve(gguf(rope_factors=factors))).rope.factor == 1
+    assert read_config(resolve(gguf(rope_factors=factors))).ropes[0].factor == 1
     with pytest.raises(ValueError, match=r"twice, by rope_freqs.weight and by .*factor 4,"):
         resolve(gguf({"rope.scaling.factor": 4.0}, rope_factors=factors))
 
@@ -296,7 +296,7 @@ def test_b12_parameters_that_a_kind_of_rope_does_not_read(config, rope, key):
 
 def test_b12_parameters_of_a_rope_that_change_nothing(config):
     neutral = {"factor": 1.0, "attention_factor": 1.0, "beta_fast": 32, "finetuned": True}
-    assert config(rope_scaling={"type": "default", **neutral}).rope == RopeConfig(
+    assert config(rope_scaling={"type": "default", **neutral}).ropes[0] == RopeConfig(
         1e4, factor=1.0, attention_factor=1.0, beta_fast=32, original_max_position_embeddings=2048
     )
 
@@ -340,8 +340,8 @@ def test_b13_the_length_that_a_scaled_rope_gives(config, keys, length):
 
 def test_b13_the_table_reaches_the_stretched_length(gguf):
     model = load_model(gguf({"rope.scaling.factor": 4.0}))
-    assert len(model.model.cos_sin) == model.config.max_length == 1024
-    assert len(load_model(gguf(YARN), max_positions=300).model.cos_sin) == 256
+    assert len(model.model.cos_sin[model.config.ropes[0]]) == model.config.max_length == 1024
+    assert load_model(gguf(YARN), max_positions=300).config.max_length == 256
 
 
 @pytest.mark.parametrize("key", ["general.description", "general.name", "llama.note"])

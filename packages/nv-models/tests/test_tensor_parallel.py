@@ -25,10 +25,24 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_ranks_equal_one(tiny_checkpoint, paged_runner):
+ARCHITECTURES = [
+    "Phi3",
+    "SmolLM3",
+    "Granite",
+    "Olmo2",
+    "Olmo3",
+    "Gemma2",
+    "Gemma3",
+    "Glm4",
+    "Exaone4",
+]
+
+
+def test_two_ranks_equal_one(tiny_checkpoint, tiny_model, paged_runner):
     folders = {
         name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
     }
+    folders |= {name: tiny_model(name) for name in ARCHITECTURES}
     port = str(free_port())
     ranks = [
         subprocess.Popen([sys.executable, WORKER, str(rank), "2", port, *folders.values()])

@@ -34,3 +34,12 @@ def test_partials_are_summed_first():
     partials, hidden, norm = draw(3, 5, 32, seed=0), draw(5, 32, seed=1), RMS(draw(32, seed=2))
     stream = nk.norm_pending(nk.Stream(hidden, partials), norm)
     torch.testing.assert_close(stream.pending, nk.reference.rms_norm(partials.sum(0), *norm))
+
+
+def test_a_stream_may_be_read_without_a_norm():
+    hidden, product, partials = draw(5, 32, seed=0), draw(5, 32, seed=1), draw(3, 5, 32, seed=2)
+    assert nk.add_pending(nk.Stream(hidden)).hidden is hidden
+    for pending, total in ((product, product), (partials, partials.sum(0))):
+        stream = nk.add_pending(nk.scale_pending(nk.Stream(hidden, pending), 0.5))
+        assert stream.pending is None
+        torch.testing.assert_close(stream.hidden, hidden + 0.5 * total)

@@ -38,10 +38,12 @@ class Gated:
     Args:
         width: F, over all ranks.
         bias: gate, up and down have biases.
+        activation: "silu", or "gelu_pytorch_tanh" (transformers' names).
     """
 
     width: int
     bias: bool = False
+    activation: str = "silu"
 
     def parameters(self, hidden_size: int) -> int:
         """Weights of its products, over all ranks, that one token is multiplied by."""
@@ -67,10 +69,49 @@ class LayerNorms:
         after_mlp: of the MLP's output, before it is added to the stream.
     """
 
-    before_attention: str = "input_layernorm"
+    before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
-    before_mlp: str = "post_attention_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+
+
+@dataclass(frozen=True)
+class NormKind:
+    """How the weight of an RMS norm multiplies.
+
+    Args:
+        in_fp32: it multiplies in fp32, and the product is rounded once; otherwise the normed
+            values are rounded before it multiplies, too.
+        offset: added to the weight in fp32: Gemma's norms multiply by 1 + weight.
+    """
+
+    in_fp32: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Matrices that are one tensor in the checkpoint: `qkv_proj`, and `gate_up_proj`."""
+
+    qkv: bool = False
+    gate_up: bool = False
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Factors of a decoder's two ends and of its residual stream.
+
+    Args:
+        embedding: multiplies the embedding; rounded to the model's dtype first.
+        residual: multiplies what a layer adds to the stream.
+        logits: multiplies the logits.
+        logit_softcap: a logit becomes c * tanh(logit / c); None: it stays as it is.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    logit_softcap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,10 +121,12 @@ class LayerSpec:
     Args:
         attention: how it attends.
         feed_forward: the part after attention.
+        rope: the rotary embedding; None: queries and keys are not rotated.
     """
 
     attention: nk.AttentionSpec
     feed_forward: FeedForward
+    rope: RopeConfig | None
 
 
 @dataclass(frozen=True)
@@ -101,13 +144,18 @@ class ModelConfig:
         rms_norm_eps: added to the mean square.
         max_position_embeddings: the checkpoint's value of that name.
         max_length: the longest sequence: `max_position_embeddings`, or the length that a scaled
-            rope makes of it (`RopeConfig.reach`). Of a loaded model: the length of its table of
+            rope makes of it (`RopeConfig.reach`). Of a loaded model: the length of its tables of
             angles.
-        rope: the rotary embedding.
         qk_norm: query and key heads are normed before their rotation.
+        qk_norm_whole: that norm is over the heads together (OLMo 2).
         qkv_bias: q, k and v have biases.
         output_bias: attention's output has a bias.
         norms: the norms that each layer has.
+        norm_kind: how their weights multiply.
+        fused: matrices that are one tensor in the checkpoint.
+        rotates_neighbours: the checkpoint's rotary embedding turns neighbouring elements of a head;
+            rows are put in another order at load, and halves turn.
+        factors: of embedding, residual and logits.
         tie_word_embeddings: the head is the embedding.
         has_head: False if there are no logits: the model pools.
         eos_token_ids: any of them ends a sequence; may be empty. See `ends`.
@@ -127,11 +175,15 @@ class ModelConfig:
     rms_norm_eps: float
     max_position_embeddings: int
     max_length: int
-    rope: RopeConfig
     qk_norm: bool = False
+    qk_norm_whole: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
     norms: LayerNorms = LayerNorms()
+    norm_kind: NormKind = NormKind()
+    fused: Fused = Fused()
+    rotates_neighbours: bool = False
+    factors: Factors = Factors()
     tie_word_embeddings: bool = False
     has_head: bool = True
     eos_token_ids: tuple[int, ...] = ()
@@ -149,6 +201,21 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """The distinct windows of the layers: a step has an attention plan for each of them."""
         return tuple(dict.fromkeys(layer.attention.window for layer in self.layers))
+
+    @property
+    def attention_stays_pending(self) -> bool:
+        """Whether a norm or a factor follows attention, before the residual addition."""
+        return self.norms.after_attention is not None or self.factors.residual != 1
+
+    @property
+    def mlp_stays_pending(self) -> bool:
+        """The same of the MLP."""
+        return self.norms.after_mlp is not None or self.factors.residual != 1
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The distinct rotary embeddings of the layers: a model has a table for each of them."""
+        return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope))
 
     @property
     def layer_parameters(self) -> int:

@@ -19,8 +19,8 @@ from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.feed_forward import feed_forward
 from nv_models.layers.embedding import Embedding, vocabulary_ends
-from nv_models.layers.linear import ColumnLinear, Part, RowLinear
-from nv_models.layers.norm import RMSNorm
+from nv_models.layers.linear import ColumnLinear, Part, RowLinear, side_by_side
+from nv_models.layers.norm import ProjectionNorm, RMSNorm
 from nv_models.placement import Placement
 from nv_models.rope import cos_sin_table
 
@@ -33,17 +33,25 @@ class Attention(nn.Module):
         parallel, dim = placement.parallel, config.head_dim
         q_heads = parallel.split(config.num_q_heads, "num_attention_heads")
         kv_heads = parallel.split_kv_heads(config.num_kv_heads)
-        stacked = (
-            Part("q_proj", config.num_q_heads, q_heads, dim),
-            Part("k_proj", config.num_kv_heads, kv_heads, dim),
+        pairs = layer.rope.rotated(dim) if layer.rope and config.rotates_neighbours else 0
+        stacked: tuple[Part, ...] = (
+            Part("q_proj", config.num_q_heads, q_heads, dim, pairs=pairs),
+            Part("k_proj", config.num_kv_heads, kv_heads, dim, pairs=pairs),
             Part("v_proj", config.num_kv_heads, kv_heads, dim),
         )
+        if config.fused.qkv:
+            stacked = side_by_side("qkv_proj", stacked)
         size, width = config.hidden_size, config.num_q_heads * dim
         self.qkv_proj = ColumnLinear(size, stacked, config.qkv_bias, placement)
-        normed = config.norms.after_attention is not None
-        self.o_proj = RowLinear(width, size, config.output_bias, placement, is_normed=normed)
-        self.q_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
-        self.k_norm = RMSNorm(dim, config.rms_norm_eps, placement) if config.qk_norm else None
+        self.o_proj = RowLinear(
+            width,
+            size,
+            config.output_bias,
+            placement,
+            stays_pending=config.attention_stays_pending,
+        )
+        self.q_norm = head_norm(config, config.num_q_heads, q_heads, placement)
+        self.k_norm = head_norm(config, config.num_kv_heads, kv_heads, placement)
         self.eps = config.rms_norm_eps
         self.num_q_heads = len(q_heads)
         self.spec = layer.attention
@@ -51,27 +59,49 @@ class Attention(nn.Module):
     def forward(
         self,
         stream: nk.Stream,
-        norm: RMSNorm,
-        cos_sin: torch.Tensor,
+        norm: RMSNorm | None,
+        cos_sin: torch.Tensor | None,
         kv: nk.KVCache,
         context: ForwardContext,
     ) -> nk.Stream:
         """The stream before attention -> after it; `kv` then holds this step's keys and values."""
-        qkv, stream = self.qkv_proj(stream, norm)  # [T, (Hq + 2 Hkv) D], or its partials
+        qkv, stream = self._projected(stream, norm)  # [T, (Hq + 2 Hkv) D], or its partials
         q = nk.qk_norm_rope_store(
             qkv,
-            self.q_norm.weight if self.q_norm else None,
-            self.k_norm.weight if self.k_norm else None,
+            self.q_norm.weight if isinstance(self.q_norm, RMSNorm) else None,
+            self.k_norm.weight if isinstance(self.k_norm, RMSNorm) else None,
             self.eps,
             context.positions,
             cos_sin,
             kv,
             context.slot_mapping,
             self.num_q_heads,
+            stream.hidden.dtype,
         )  # [T, Hq, D]
         plan = context.plans[self.spec.window]
         attended = context.backend.attend(q, kv, context.attention, plan, self.spec)
         return self.o_proj(attended.flatten(1), stream)
+
+    def _projected(self, stream: nk.Stream, norm: RMSNorm | None) -> tuple[torch.Tensor, nk.Stream]:
+        """Queries, keys and values; a norm over all heads of q, and of k, is applied here."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if not isinstance(q_norm, ProjectionNorm) or not isinstance(k_norm, ProjectionNorm):
+            return self.qkv_proj(stream, norm)
+        qkv, stream = self.qkv_proj.whole(stream, norm)
+        q, k, v = torch.split(qkv, [part.rows for part in self.qkv_proj.parts], dim=1)
+        return torch.cat((q_norm(q), k_norm(k), v), dim=1), stream
+
+
+def head_norm(
+    config: ModelConfig, heads: int, kept: range, placement: Placement
+) -> RMSNorm | ProjectionNorm | None:
+    """The norm of the heads of q or of k, if the architecture has one."""
+    dim, eps, kind = config.head_dim, config.rms_norm_eps, config.norm_kind
+    if not config.qk_norm:
+        return None
+    if config.qk_norm_whole:
+        return ProjectionNorm(heads, kept, dim, eps, placement, kind=kind)
+    return RMSNorm(dim, eps, placement, kind=kind)
 
 
 class DecoderLayer(nn.Module):
@@ -84,26 +114,39 @@ class DecoderLayer(nn.Module):
         super().__init__()
         names = config.norms
 
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(config.hidden_size, config.rms_norm_eps, placement, name)
+        def norm(name: str | None) -> RMSNorm | None:
+            if name is None:
+                return None
+            size, eps, kind = config.hidden_size, config.rms_norm_eps, config.norm_kind
+            return RMSNorm(size, eps, placement, kind=kind, source=name)
 
+        self.residual_factor = config.factors.residual
         self.before_attention_norm = norm(names.before_attention)
         self.self_attn = Attention(config, layer, placement)
-        self.after_attention_norm = norm(names.after_attention) if names.after_attention else None
+        self.after_attention_norm = norm(names.after_attention)
         self.before_mlp_norm = norm(names.before_mlp)
         self.mlp = feed_forward(config, layer, placement)
-        self.after_mlp_norm = norm(names.after_mlp) if names.after_mlp else None
+        self.after_mlp_norm = norm(names.after_mlp)
 
     def forward(
-        self, stream: nk.Stream, cos_sin: torch.Tensor, kv: nk.KVCache, context: ForwardContext
+        self,
+        stream: nk.Stream,
+        cos_sin: torch.Tensor | None,
+        kv: nk.KVCache,
+        context: ForwardContext,
     ) -> nk.Stream:
         """The stream before this layer -> after it."""
         stream = self.self_attn(stream, self.before_attention_norm, cos_sin, kv, context)
-        if self.after_attention_norm:
-            stream = nk.norm_pending(stream, self.after_attention_norm)
+        stream = self._joined(stream, self.after_attention_norm)
         stream = self.mlp(stream, self.before_mlp_norm)
-        if self.after_mlp_norm:
-            stream = nk.norm_pending(stream, self.after_mlp_norm)
+        return self._joined(stream, self.after_mlp_norm)
+
+    def _joined(self, stream: nk.Stream, norm: RMSNorm | None) -> nk.Stream:
+        """Norm and scale what is pending, where the architecture does."""
+        if norm:
+            stream = nk.norm_pending(stream, norm)
+        if self.residual_factor != 1:
+            stream = nk.scale_pending(stream, self.residual_factor)
         return stream
 
 
@@ -116,16 +159,20 @@ class DecoderBody(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, placement) for layer in config.layers
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, placement)
-        self.cos_sin = cos_sin_table(  # [max_position, D]
-            config.rope, config.head_dim, config.max_length, placement.device
+        self.ropes = [layer.rope for layer in config.layers]
+        self.norm = RMSNorm(
+            config.hidden_size, config.rms_norm_eps, placement, kind=config.norm_kind
         )
+        self.cos_sin = {  # [max_position, R] each
+            rope: cos_sin_table(rope, config.head_dim, config.max_length, placement.device)
+            for rope in config.ropes
+        }
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
         stream = self.embed_tokens(token_ids)
-        for layer, kv in zip(self.layers, context.kv_caches, strict=True):
-            stream = layer(stream, self.cos_sin, kv, context)
+        for layer, rope, kv in zip(self.layers, self.ropes, context.kv_caches, strict=True):
+            stream = layer(stream, self.cos_sin[rope] if rope else None, kv, context)
         hidden, _ = self.norm(stream)
         return hidden
 
@@ -147,4 +194,9 @@ class Decoder(CausalLM):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""
         assert self.lm_head is not None, "this model pools"
-        return self.lm_head.logits(hidden)
+        factors, logits = self.config.factors, self.lm_head.logits(hidden)
+        if factors.logits != 1:
+            logits = logits * factors.logits
+        if cap := factors.logit_softcap:
+            logits = cap * torch.tanh(logits / cap)
+        return logits

@@ -110,6 +110,11 @@ def table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value or {}
 
 
+def is_same(value: object, neutral: object) -> bool:
+    """Equality in which True is not 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
 def _given(values: Mapping[str, Any], name: str, default: float | None) -> Any:  # noqa: ANN401
     value = values.get(name)
     if value is None:

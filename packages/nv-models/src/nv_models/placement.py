@@ -29,9 +29,9 @@ class Placement:
         """The sum over the ranks in which a row layer's products end; None with one rank."""
         return None if self.parallel.size == 1 else self.arithmetic.rank_sum(self.parallel)
 
-    def empty(self, *shape: int) -> nn.Parameter:
-        """An uninitialized parameter that never asks for a gradient."""
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+        """An uninitialized parameter that never asks for a gradient; None: the model's dtype."""
+        tensor = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         return nn.Parameter(tensor, requires_grad=False)
 
     def zeros(self, *shape: int) -> nn.Parameter:

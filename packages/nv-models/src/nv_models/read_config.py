@@ -12,7 +12,7 @@ from typing import Any
 
 import nv_kernels as nk
 
-from nv_models.architectures import ARCHITECTURES, supported_architecture
+from nv_models.architectures import ARCHITECTURES, Architecture, supported_architecture
 from nv_models.config import DTYPES, Gated, GenerationDefaults, LayerSpec, ModelConfig
 from nv_models.fields import (
     flag,
@@ -22,15 +22,14 @@ from nv_models.fields import (
     read_json,
     size,
     strings,
-    table,
     token_ids,
 )
 from nv_models.listing import first_few
 from nv_models.rope import RopeConfig, frequencies
+from nv_models.rope_parameters import rope_config
 from nv_models.support import (
     refuse_quantized,
     refuse_unread,
-    refuse_unread_rope,
     refuse_unsupported,
 )
 
@@ -83,7 +82,7 @@ def model_config(
     refuse_quantized(raw)
     row = ARCHITECTURES[architecture]
     values = {**row.defaults, **raw}
-    refuse_unsupported(values)
+    refuse_unsupported(values, row)
     num_q_heads = size(values, "num_attention_heads")
     hidden_size = size(values, "hidden_size")
     named = values.get("dtype") or values.get("torch_dtype")
@@ -95,24 +94,30 @@ def model_config(
         )
     refuse_unread(values, row, head_dim)
     rope, longest = rope_config(values), size(values, "max_position_embeddings")
-    mlp = Gated(size(values, "intermediate_size"), _has_bias(values, row.mlp_bias))
-    layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5), mlp)
+    refuse_part(rope, row, head_dim)
+    width, bias = size(values, "intermediate_size"), _has_bias(values, row.mlp_bias)
+    mlp = Gated(width, bias, row.activation)
+    layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5), mlp, rope)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=size(values, "vocab_size"),
         hidden_size=hidden_size,
-        layers=(layer,) * size(values, "num_hidden_layers"),
+        layers=row.layers(values, layer),
         num_q_heads=num_q_heads,
         num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
         head_dim=head_dim,
         rms_norm_eps=number(values, "rms_norm_eps", 1e-6),
         max_position_embeddings=longest,
         max_length=rope.reach(longest),
-        rope=rope,
         qk_norm=row.qk_norm,
+        qk_norm_whole=row.qk_norm_whole,
         qkv_bias=_has_bias(values, row.qkv_bias),
         output_bias=_has_bias(values, row.output_bias),
         norms=row.norms,
+        norm_kind=row.norm_kind,
+        fused=row.fused,
+        rotates_neighbours=row.rotates_neighbours,
+        factors=row.factors(values),
         tie_word_embeddings=flag(values, "tie_word_embeddings"),
         eos_token_ids=eos_token_ids(raw, generation_eos, values),
         names_eos=bool(eos_ids(raw) + generation_eos),
@@ -120,37 +125,28 @@ def model_config(
         dtype=DTYPES.get(str(named)),
         generation=generation,
     )
-    frequencies(config.rope, config.head_dim)  # raises if the rope lacks a parameter
+    for each in config.ropes:
+        frequencies(each, head_dim, config.max_length)  # raises if the rope lacks a parameter
     return config
+
+
+def refuse_part(rope: RopeConfig, row: Architecture, head_dim: int) -> None:
+    """Raise ValueError for a rotated part of a head that is not computed."""
+    part = rope.partial_rotary_factor
+    if part != 1 and "partial_rotary_factor" not in row.reads:
+        raise ValueError(
+            f"partial_rotary_factor {part:g} is not supported; only 1.0 is, in this architecture"
+        )
+    if rope.rotated(head_dim) < 2 or rope.rotated(head_dim) % 2:
+        raise ValueError(
+            f"partial_rotary_factor is {part:g}, so that {rope.rotated(head_dim)} of a head's "
+            f"{head_dim} dimensions are rotated: it must be an even number of them"
+        )
 
 
 def _has_bias(values: Mapping[str, Any], fixed: bool | str) -> bool:
     """The value that an architecture's row fixes, or that of the field that the row names."""
     return flag(values, fixed) if isinstance(fixed, str) else fixed
-
-
-def rope_config(values: Mapping[str, Any]) -> RopeConfig:
-    """The rotary embedding, from `rope_parameters` (version 5) or `rope_theta` and `rope_scaling`.
-
-    The order of precedence is transformers' `convert_rope_params_to_dict`.
-    """
-    given = table(values, "rope_scaling") or table(values, "rope_parameters")
-    if "full_attention" in given:  # one per layer type; only one type is supported
-        given = table(given, "full_attention")
-    longest = size(values, "max_position_embeddings")
-    parameters = {
-        "rope_type": given.get("type", "default"),
-        "rope_theta": values.get("rope_theta", 10000.0),
-        "partial_rotary_factor": values.get("partial_rotary_factor") or 1.0,
-        "original_max_position_embeddings": longest,
-        **given,
-    }
-    if values.get("original_max_position_embeddings"):
-        parameters |= numbers(values, ("original_max_position_embeddings",))
-    if parameters["rope_type"] == "yarn" and parameters.get("factor") is None:
-        parameters["factor"] = longest / size(parameters, "original_max_position_embeddings")
-    refuse_unread_rope(parameters)
-    return RopeConfig.from_parameters(parameters)
 
 
 def eos_token_ids(

@@ -13,9 +13,10 @@ import torch
 
 from nv_models.fields import LARGEST_SIZE, flag, number, numbers
 
-ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 RANGES = {"rope_theta": (1e-6, 1e15), "original_max_position_embeddings": (1, LARGEST_SIZE)}
 """The least and the largest value of a parameter that makes sense."""
+ORIGINAL = "original_max_position_embeddings"
 USUAL_RANGE = (1e-6, 1e6)
 """The same of every other parameter."""
 
@@ -41,6 +42,13 @@ class RopeConfig:
     truncate: bool = True
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    partial_rotary_factor: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """R: of a head's D elements, the first R are rotated."""
+        return int(head_dim * self.partial_rotary_factor)
 
     def reach(self, max_position_embeddings: int) -> int:
         """The longest sequence that the rope is made for.
@@ -60,15 +68,15 @@ class RopeConfig:
         """Read a standardized `rope_parameters` dict.
 
         Raises:
-            ValueError: a kind that is not supported, rotation of a part of the head, or a
-                parameter of the wrong type or out of range.
+            ValueError: a kind that is not supported, or a parameter of the wrong type or out of
+                range.
         """
         kind = parameters["rope_type"]
         if kind not in ROPE_KINDS:
             raise ValueError(f"rope_type {kind!r} is not supported; supported are {ROPE_KINDS}")
-        part = parameters.get("partial_rotary_factor", 1.0)
-        if part != 1.0:
-            raise ValueError(f"partial_rotary_factor {part} is not supported; only 1.0 is")
+        part = number(parameters, "partial_rotary_factor", 1.0)
+        if part > 1:
+            raise ValueError(f"partial_rotary_factor is {part:g}: it must be at most 1")
         theta = number(parameters, "rope_theta")
         if kind == "yarn" and theta <= 1:
             raise ValueError(f"rope_theta is {theta:g}: it must be more than 1 with yarn")
@@ -77,7 +85,22 @@ class RopeConfig:
         given = {"rope_theta": theta, **numbers(parameters, OPTIONAL_NUMBERS)}
         refuse_out_of_range(given)
         truncate = flag({"truncate": True, **parameters}, "truncate")
-        return cls(rope_type=kind, truncate=truncate, **given)
+        return cls(
+            rope_type=kind,
+            truncate=truncate,
+            partial_rotary_factor=part,
+            short_factor=factor_list(parameters, "short_factor"),
+            long_factor=factor_list(parameters, "long_factor"),
+            **given,
+        )
+
+
+def factor_list(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """A list of longrope's factors; a missing one is empty."""
+    values = parameters.get(name) or ()
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"{name} of the rope is {values!r:.200}: it must be a list of numbers")
+    return tuple(number({name: value}, name) for value in values)
 
 
 OPTIONAL_NUMBERS = tuple(field.name for field in fields(RopeConfig) if field.default is None)
@@ -101,21 +124,30 @@ def refuse_out_of_range(parameters: Mapping[str, float]) -> None:
 def cos_sin_table(
     rope: RopeConfig, head_dim: int, max_position: int, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
-    """[max_position, D] fp32: the cosines of D/2 angles, then their sines.
+    """[max_position, R] fp32: the cosines of R/2 angles, then their sines.
 
     Computed on the CPU whatever the device, so that every rank and device reads the same bits.
-    yarn's attention factor is part of the table, as in transformers.
+    The attention factor of yarn and longrope is part of the table, as in transformers.
     """
-    inv_freq, scale = frequencies(rope, head_dim)  # [D/2]
+    inv_freq, scale = frequencies(rope, head_dim, max_position)  # [R/2]
     angles = torch.outer(torch.arange(max_position, dtype=torch.float32, device="cpu"), inv_freq)
     table = torch.cat((angles.cos() * scale, angles.sin() * scale), dim=-1)
     return table.to(device)
 
 
-def frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """[D/2] fp32 radians per position, and the factor on cosines and sines."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
-    periods = rope.rope_theta**exponents  # [D/2] positions per radian
+def frequencies(
+    rope: RopeConfig, head_dim: int, max_position: int = 0
+) -> tuple[torch.Tensor, float]:
+    """[R/2] fp32 radians per position, and the factor on cosines and sines.
+
+    Args:
+        rope: the rotary embedding.
+        head_dim: D.
+        max_position: the longest sequence that will come; longrope depends on it.
+    """
+    size = rope.rotated(head_dim)
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device="cpu") / size
+    periods = rope.rope_theta**exponents  # [R/2] positions per radian
     match rope.rope_type:
         case "linear":
             return 1.0 / periods / required(rope, "factor"), 1.0
@@ -123,6 +155,8 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
             return yarn_frequencies(rope, periods), yarn_attention_factor(rope)
         case "llama3":
             return llama3_frequencies(rope, periods), 1.0
+        case "longrope":
+            return longrope_frequencies(rope, periods, max_position), longrope_factor(rope)
         case _:
             return 1.0 / periods, 1.0
 
@@ -142,7 +176,7 @@ def yarn_frequencies(rope: RopeConfig, periods: torch.Tensor) -> torch.Tensor:
     """YaRN (Peng et al. 2023, arXiv 2309.00071): slow dimensions are stretched, fast ones kept."""
     num_frequencies = len(periods)
     dim = 2 * num_frequencies
-    context = required(rope, "original_max_position_embeddings")
+    context = required(rope, ORIGINAL)
 
     def dimension_of(rotations: float) -> float:
         """The (fractional) dimension that turns `rotations` times over the trained context."""
@@ -178,10 +212,39 @@ def llama3_frequencies(rope: RopeConfig, periods: torch.Tensor) -> torch.Tensor:
     """Llama 3.1's scaling: long waves divided by `factor`, short ones kept, a ramp between."""
     factor = required(rope, "factor")
     low, high = required(rope, "low_freq_factor"), required(rope, "high_freq_factor")
-    context = required(rope, "original_max_position_embeddings")
+    context = required(rope, ORIGINAL)
     inv_freq = 1.0 / periods
     wavelength = 2 * math.pi / inv_freq
     ramp = (context / wavelength - low) / (high - low)
     blended = (1 - ramp) * inv_freq / factor + ramp * inv_freq
     scaled = torch.where(wavelength > context / low, inv_freq / factor, blended)
     return torch.where(wavelength < context / high, inv_freq, scaled)
+
+
+def longrope_frequencies(
+    rope: RopeConfig, periods: torch.Tensor, max_position: int
+) -> torch.Tensor:
+    """LongRoPE (Ding et al. 2024, arXiv 2402.13753): each frequency has a divisor of its own.
+
+    Which of the two lists applies depends on the longest sequence that will come, as in vLLM: all
+    keys of a cache must be rotated alike. (transformers goes by the sequence's length so far.)
+    """
+    context = required(rope, ORIGINAL)
+    name = "long_factor" if max_position > context else "short_factor"
+    factors: tuple[float, ...] = getattr(rope, name)
+    if len(factors) != len(periods):
+        raise ValueError(
+            f"{name} of the rope has {len(factors)} entries: it must have {len(periods)}, one for "
+            "each pair of rotated dimensions"
+        )
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * periods)
+
+
+def longrope_factor(rope: RopeConfig) -> float:
+    """LongRoPE's factor on cosines and sines."""
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    factor = required(rope, "factor")
+    if factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(required(rope, ORIGINAL)))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nv_models.architectures import Architecture
-from nv_models.fields import flag, numbers, size, strings, table
+from nv_models.fields import is_same, size, table
 
 NARROW = re.compile(r"(torch\.)?(float|u?int)[48](_.*)?")
 """Names of dtypes that only quantized weights have."""
@@ -60,33 +60,7 @@ FEATURES = ACTIVATIONS | {
     "use_post_norm",
     "use_qk_norm",
 }
-"""Keys that switch something on which is not built."""
-ROPE = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": (
-        "factor",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    ),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-}
-"""The parameters that each kind of rope reads besides ROPE_NOTES."""
-ROPE_NOTES = {
-    "finetuned",
-    "original_max_position_embeddings",
-    "partial_rotary_factor",
-    "rope_theta",
-    "rope_type",
-    "type",
-}
-ROPE_NEUTRAL = {"beta_fast": 32, "high_freq_factor": 4, "truncate": True}
-"""The value with which a key changes nothing; for any other key that is 1."""
+"""Keys that switch something on which is not built, unless the architecture's row reads it."""
 
 
 def refuse_quantized(raw: Mapping[str, Any]) -> None:
@@ -104,19 +78,14 @@ def refuse_quantized(raw: Mapping[str, Any]) -> None:
         )
 
 
-def refuse_unsupported(values: Mapping[str, Any]) -> None:
+def refuse_unsupported(values: Mapping[str, Any], row: Architecture) -> None:
     """Raise ValueError for a feature that would silently be computed wrong."""
-    kinds = set(strings(values, "layer_types")) - {"full_attention"}
-    first_windowed = numbers(values, ("max_window_layers",)).get("max_window_layers", 28)
-    windowed = flag(values, "use_sliding_window") and values.get("sliding_window", 4096)
-    if kinds or (windowed and first_windowed < size(values, "num_hidden_layers")):
+    name = row.activation_field
+    if (activation := values.get(name, row.activation)) != row.activation:
         raise ValueError(
-            f"sliding_window = {values.get('sliding_window')} is active, which is not supported; "
-            "set use_sliding_window to false (and layer_types to null) to attend to everything"
+            f"{name} {activation!r} is not supported; only {row.activation!r} is, in this "
+            "architecture"
         )
-    activation = values.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ValueError(f"hidden_act {activation!r} is not supported; only 'silu' is")
     num_q_heads = size(values, "num_attention_heads")
     num_kv_heads = size(values, "num_key_value_heads", num_q_heads)
     if num_q_heads % num_kv_heads:
@@ -137,28 +106,13 @@ def refuse_unread(values: Mapping[str, Any], row: Architecture, head_dim: int) -
         "query_pre_attn_scalar": head_dim,
         "qk_norm": row.qk_norm,
         "use_qk_norm": row.qk_norm,
-        **dict.fromkeys(ACTIVATIONS, "silu"),
+        **dict.fromkeys(ACTIVATIONS, row.activation),
     }
     for key, value in values.items():
+        if key in row.reads:
+            continue
         is_factor = NUMBERS.fullmatch(key) and key not in KNOWN
         neutral = usual.get(key, 1 if is_factor else False)
         is_on = value and (is_factor or key in FEATURES) and not is_same(value, neutral)
         if is_on or (key == "is_causal" and value is False):
             raise ValueError(f"{key} is {value!r:.200}, which is not supported")
-
-
-def refuse_unread_rope(parameters: Mapping[str, Any]) -> None:
-    """Raise ValueError for a parameter that this kind of rope does not read."""
-    kind = parameters["rope_type"]
-    known = ROPE_NOTES.union(ROPE.get(kind, parameters))  # other kinds are refused by name
-    for key, value in parameters.items():
-        if key in known or value is None or is_same(value, ROPE_NEUTRAL.get(key, 1)):
-            continue
-        raise ValueError(
-            f"{key} {value!r:.200} of the rope is not supported where its rope_type is {kind!r}"
-        )
-
-
-def is_same(value: object, neutral: object) -> bool:
-    """Equality in which True is not 1."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral

@@ -32,7 +32,7 @@ def rotate(first, second, cos, sin, dtype: tl.constexpr):
 @triton.jit
 def halves(lane, HEAD_DIM: tl.constexpr, ROTATED: tl.constexpr):
     """The places of a lane's two elements in a head: pairs of the rotation, then the others."""
-    if ROTATED == HEAD_DIM or ROTATED == 0:
+    if ROTATED == HEAD_DIM or ROTATED == 0:  # noqa: PLR1714  # Triton has no `in`
         return lane, HEAD_DIM // 2 + lane
     else:
         other = lane + ROTATED // 2

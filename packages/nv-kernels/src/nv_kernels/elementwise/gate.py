@@ -50,8 +50,8 @@ def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate the second half of each row with the GELU of the first, in its tanh form (Gemma).
 
-    GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415) is g sigmoid(2 sqrt(2/pi) (g + 0.044715 g^3)).
-    A row's bits do not depend on the other rows.
+    GELU (Hendrycks and Gimpel 2016, arXiv 1606.08415) is g sigmoid(2 sqrt(2/pi) (g + 0.044715
+    g^3)). A row's bits do not depend on the other rows.
 
     Args:
         x: [T, 2F], gate then up. The GELU is rounded to x's dtype before it multiplies.

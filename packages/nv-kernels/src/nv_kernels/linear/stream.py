@@ -84,6 +84,12 @@ class Ones(NamedTuple):
     eps: float = 1.0
 
 
+def scale_pending(stream: Stream, factor: float) -> Stream:
+    """Multiply the pending product by a factor, before it is added."""
+    assert stream.pending is not None, "a product must be pending"
+    return stream._replace(pending=stream.pending * factor)
+
+
 def norm_pending(stream: Stream, norm: Norm) -> Stream:
     """Norm the pending product itself, before it is added: a norm after attention or the MLP.
 

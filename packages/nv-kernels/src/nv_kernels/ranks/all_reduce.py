@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @op(triton="nv_kernels.ranks.triton_all_reduce")
-def all_reduce_add_rms_norm(
+def all_reduce_add_rms_norm(  # noqa: PLR0917  as `add_rms_norm`
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor,

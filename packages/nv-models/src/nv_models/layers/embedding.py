@@ -38,7 +38,13 @@ class Vocabulary(nn.Module):
 
 
 class Embedding(Vocabulary):
-    """Token ids to the residual stream."""
+    """Token ids to the residual stream, times a factor that is rounded to the model's dtype."""
+
+    def __init__(
+        self, vocab_size: int, hidden_size: int, placement: Placement, *, factor: float = 1.0
+    ) -> None:
+        super().__init__(vocab_size, hidden_size, placement)
+        self.factor = float(torch.tensor(factor, dtype=placement.dtype, device="cpu"))
 
     def forward(self, token_ids: torch.Tensor) -> nk.Stream:
         """Ids [T] -> the start of the residual stream [T, E].
@@ -46,14 +52,17 @@ class Embedding(Vocabulary):
         A rank contributes zeros for the ids of others, and the sum may be left to the first norm.
         """
         if self.rank_sum is None:
-            return nk.Stream(nk.embedding(token_ids, self.weight))
+            return nk.Stream(self._scaled(nk.embedding(token_ids, self.weight)))
         rows = token_ids - self.kept.start  # [T]
         own = (rows >= 0) & (rows < len(self.kept))
-        x = nk.embedding(torch.where(own, rows, 0), self.weight) * own[:, None]
+        x = self._scaled(nk.embedding(torch.where(own, rows, 0), self.weight) * own[:, None])
         peers = self.rank_sum.peers_for(x)
         if peers is None:
             return nk.Stream(self.rank_sum(x))
         return nk.Stream(torch.zeros_like(x), x, peers)
+
+    def _scaled(self, x: torch.Tensor) -> torch.Tensor:
+        return x if self.factor == 1 else x * self.factor
 
 
 class Head(Vocabulary):
@@ -87,9 +96,10 @@ class TiedEmbedding(Embedding, Head):
 def vocabulary_ends(config: ModelConfig, placement: Placement) -> tuple[Embedding, Head | None]:
     """A model's embedding, and its head if it has one: they may be one table."""
     sizes = config.vocab_size, config.hidden_size
+    factor = config.factors.embedding
     if not config.has_head:
-        return Embedding(*sizes, placement), None
+        return Embedding(*sizes, placement, factor=factor), None
     if config.tie_word_embeddings:
-        both = TiedEmbedding(*sizes, placement)
+        both = TiedEmbedding(*sizes, placement, factor=factor)
         return both, both
-    return Embedding(*sizes, placement), Head(*sizes, placement)
+    return Embedding(*sizes, placement, factor=factor), Head(*sizes, placement)

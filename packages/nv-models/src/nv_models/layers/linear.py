@@ -7,7 +7,7 @@ does.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import nv_kernels as nk
 import torch
@@ -25,17 +25,44 @@ class Part:
         total: how many units it has over all ranks.
         kept: the units that this rank holds.
         unit: rows per unit: head_dim, or 1.
+        first: where its rows begin, if they are some of the rows of a fused tensor.
+        fused: the rows of that whole tensor; None: the tensor is this part.
+        pairs: of each unit, so many rows are pairs of neighbours that a rotary embedding turns;
+            they are put in the order of halves: the first of each pair, then the second.
     """
 
     source: str
     total: int
     kept: range
     unit: int = 1
+    first: int = 0
+    fused: int | None = None
+    pairs: int = 0
 
     @property
     def rows(self) -> int:
         """Rows on this rank."""
         return len(self.kept) * self.unit
+
+    @property
+    def start(self) -> int:
+        """This rank's first row in the checkpoint's tensor."""
+        return self.first + self.kept.start * self.unit
+
+    def order(self) -> torch.Tensor:
+        """Which of this rank's loaded rows is its i-th row: [rows]."""
+        rows = torch.arange(self.rows, device="cpu").view(-1, self.unit)
+        turned, others = rows[:, : self.pairs], rows[:, self.pairs :]
+        return torch.cat((turned[:, ::2], turned[:, 1::2], others), 1).flatten()
+
+
+def side_by_side(source: str, parts: Sequence[Part]) -> tuple[Part, ...]:
+    """The parts as the rows of one fused tensor, in their order."""
+    fused, first, placed = sum(part.total * part.unit for part in parts), 0, []
+    for part in parts:
+        placed.append(replace(part, source=source, first=first, fused=fused))
+        first += part.total * part.unit
+    return tuple(placed)
 
 
 class Linear(nn.Module):
@@ -70,14 +97,38 @@ class ColumnLinear(Linear):
         super().__init__(sum(part.rows for part in parts), in_features, bias, placement)
         self.parts = tuple(parts)
 
-    def forward(self, stream: nk.Stream, norm: nk.Norm) -> tuple[torch.Tensor, nk.Stream]:
-        """Add what is pending to the stream, norm it, and multiply.
+    def finish(self) -> None:
+        """Put rotated rows in the order of halves, then lay the values out."""
+        first = 0
+        for part in self.parts:
+            rows = slice(first, first + part.rows)
+            if part.pairs:
+                order = part.order()
+                self.values[rows] = self.values[rows][order]
+                if self.bias is not None:
+                    self.bias[rows] = self.bias[rows][order]
+            first = rows.stop
+        super().finish()
+
+    def forward(self, stream: nk.Stream, norm: nk.Norm | None) -> tuple[torch.Tensor, nk.Stream]:
+        """Add what is pending to the stream, norm it if there is a norm, and multiply.
 
         Returns:
             [T, N of this rank], or on a card partials [P, T, N of this rank], which only an op that
             sums partials may read (see `nk.Weight.norm_linear`); and the stream after the addition.
         """
+        if norm is None:
+            stream = nk.add_pending(stream)
+            return self.weight.partials(stream.hidden, self.bias), stream
         return self.weight.norm_linear(stream, norm, self.bias)
+
+    def whole(self, stream: nk.Stream, norm: nk.Norm | None) -> tuple[torch.Tensor, nk.Stream]:
+        """As `forward`, and the product is never partials: for an op that does not sum them."""
+        if norm is None:
+            stream = nk.add_pending(stream)
+            return self.weight.linear(stream.hidden, self.bias), stream
+        normed, stream = nk.normalise(stream, norm)
+        return self.weight.linear(normed, self.bias), stream
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
@@ -87,22 +138,40 @@ class ColumnLinear(Linear):
         for part in self.parts:
             rows = slice(first, first + part.rows)
             source = f"{parent}.{part.source}"
-            total, start = part.total * part.unit, part.kept.start * part.unit
-            yield Shard(self.values[rows], f"{source}.weight", (total, in_features), 0, start)
+            total = part.fused or part.total * part.unit
+            yield Shard(self.values[rows], f"{source}.weight", (total, in_features), 0, part.start)
             if self.bias is not None:
-                yield Shard(self.bias[rows], f"{source}.bias", (total,), 0, start)
+                yield Shard(self.bias[rows], f"{source}.bias", (total,), 0, part.start)
             first = rows.stop
 
 
 class GatedLinear(ColumnLinear):
-    """A column layer of two parts, gate and up: the normed stream -> silu(gate) * up."""
+    """A column layer of two parts, gate and up: the normed stream -> activation(gate) * up."""
 
-    def forward(self, stream: nk.Stream, norm: nk.Norm) -> tuple[torch.Tensor, nk.Stream]:
-        """Add what is pending to the stream, norm it, multiply, and gate.
+    def __init__(
+        self,
+        in_features: int,
+        parts: Sequence[Part],
+        bias: bool,
+        placement: Placement,
+        *,
+        activation: str = "silu",
+    ) -> None:
+        super().__init__(in_features, parts, bias, placement)
+        self.activation = activation
+
+    def forward(self, stream: nk.Stream, norm: nk.Norm | None) -> tuple[torch.Tensor, nk.Stream]:
+        """Add what is pending to the stream, norm it if there is a norm, multiply, and gate.
 
         Returns:
             [T, F of this rank], and the stream after the addition.
         """
+        if self.activation != "silu":
+            product, stream = self.whole(stream, norm)
+            return nk.gelu_tanh_and_mul(product), stream
+        if norm is None:
+            stream = nk.add_pending(stream)
+            return self.weight.gated_linear(stream.hidden, self.bias), stream
         return self.weight.norm_gated_linear(stream, norm, self.bias)
 
 
@@ -116,7 +185,7 @@ class RowLinear(Linear):
         bias: bool,
         placement: Placement,
         *,
-        is_normed: bool = False,
+        stays_pending: bool = False,
     ) -> None:
         """Make the layer.
 
@@ -125,19 +194,19 @@ class RowLinear(Linear):
             out_features: N.
             bias: whether it has one.
             placement: this rank's share.
-            is_normed: a norm follows (`nk.norm_pending`): the product must stay pending.
+            stays_pending: the product is never added at once, as a norm or a factor follows.
         """
         self.kept = placement.parallel.split(in_features, "the input features")
         super().__init__(out_features, len(self.kept), bias, placement)
         self.in_features = in_features
         self.rank = placement.parallel.rank
         self.rank_sum = placement.rank_sum()
-        self.is_normed = is_normed
+        self.stays_pending = stays_pending
 
     def forward(self, x: torch.Tensor, stream: nk.Stream) -> nk.Stream:
         """Multiply, and add to the stream: at once, or pending until the next norm."""
         bias = self.bias if self.rank == 0 else None  # the sum over the ranks contains it once
-        if self.is_normed:
+        if self.stays_pending:
             return self.weight.linear_pending(x, stream, bias, self.rank_sum)
         return self.weight.linear_add(x, stream, bias, self.rank_sum)
 

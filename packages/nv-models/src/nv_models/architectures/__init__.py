@@ -1,0 +1,79 @@
+"""The architectures that are supported: a row each, in a file of its family.
+
+Owns the table. Never imports a model before `model_class` is called.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+from nv_models.architectures import (
+    exaone4,
+    gemma,
+    glm4,
+    granite,
+    llama,
+    mistral,
+    olmo,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
+from nv_models.architectures.row import Architecture
+from nv_models.class_names import causal_name
+from nv_models.listing import first_few
+
+__all__ = [
+    "ARCHITECTURES",
+    "GGUF_NAMES",
+    "Architecture",
+    "model_class",
+    "supported_architecture",
+]
+
+
+ARCHITECTURES = {
+    "Qwen3ForCausalLM": qwen3.QWEN3,
+    "LlamaForCausalLM": llama.LLAMA,
+    "Qwen2ForCausalLM": qwen2.QWEN2,
+    "MistralForCausalLM": mistral.MISTRAL,
+    "MinistralForCausalLM": mistral.MINISTRAL,
+    "Phi3ForCausalLM": phi3.PHI3,
+    "SmolLM3ForCausalLM": smollm3.SMOLLM3,
+    "GraniteForCausalLM": granite.GRANITE,
+    "Olmo2ForCausalLM": olmo.OLMO2,
+    "Olmo3ForCausalLM": olmo.OLMO3,
+    "Gemma2ForCausalLM": gemma.GEMMA2,
+    "Gemma3ForCausalLM": gemma.GEMMA3,
+    "Glm4ForCausalLM": glm4.GLM4,
+    "Exaone4ForCausalLM": exaone4.EXAONE4,
+}
+GGUF_NAMES = {row.gguf: name for name, row in sorted(ARCHITECTURES.items()) if row.gguf}
+"""Architectures by `general.architecture`."""
+
+
+def supported_architecture(architectures: Sequence[str]) -> str:
+    """The first of a checkpoint's architectures that is in the table.
+
+    A class without a head, or with one for classes, counts as the one of its family with a head for
+    tokens: what differs is `nv_models.pooling`'s.
+
+    Raises:
+        ValueError: none is; the message names the supported ones.
+    """
+    for architecture in map(causal_name, architectures):
+        if architecture in ARCHITECTURES:
+            return architecture
+    named = ", ".join(first_few(architectures)) or "(none named)"
+    raise ValueError(
+        f"architecture {named} is not supported; supported are {', '.join(ARCHITECTURES)}"
+    )
+
+
+def model_class(architecture: str) -> type[Any]:
+    """Import and return an architecture's class."""
+    row = ARCHITECTURES[supported_architecture([architecture])]
+    module, _, name = row.model.rpartition(".")
+    found: type[Any] = getattr(importlib.import_module(module), name)
+    return found

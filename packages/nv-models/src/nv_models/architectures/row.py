@@ -1,0 +1,134 @@
+"""The record of an architecture: what all its checkpoints share.
+
+Owns the record and the layers of a decoder whose layers are alike. Never reads a file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nv_models.config import Factors, Fused, LayerNorms, LayerSpec, NormKind
+from nv_models.fields import LARGEST_SIZE, flag, numbers, size, strings
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+Values = Mapping[str, Any]
+"""The fields of config.json over the architecture's defaults."""
+
+
+def alike(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
+    """The layers of a decoder whose layers do not differ.
+
+    Raises:
+        ValueError: config.json names layers of another kind.
+    """
+    count = size(values, "num_hidden_layers")
+    layer_types(values, [FULL] * count, known=frozenset({FULL}))
+    if first_windowed(values) < count:
+        raise ValueError(
+            f"sliding_window = {values.get('sliding_window', 4096)} is active, which is not "
+            "supported in this architecture; set use_sliding_window to false to attend to "
+            "everything"
+        )
+    return (layer,) * count
+
+
+def first_windowed(values: Values) -> int:
+    """The first layer with a window where `use_sliding_window` decides; past all if it is off."""
+    if not (flag(values, "use_sliding_window") and values.get("sliding_window", 4096)):
+        return LARGEST_SIZE
+    return int(numbers(values, ("max_window_layers",)).get("max_window_layers", 28))
+
+
+def last_windowed(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
+    """The layers of Qwen: those from `max_window_layers` on may have a window."""
+    first, count = first_windowed(values), size(values, "num_hidden_layers")
+    if first >= count:
+        return alike(values, layer)
+    usual = [SLIDING if index >= first else FULL for index in range(count)]
+    short = with_window({"sliding_window": 4096, **values}, layer)
+    return tuple(short if kind == SLIDING else layer for kind in layer_types(values, usual))
+
+
+def windowed(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
+    """The layers of a decoder that all have the window `sliding_window`, unless that is null."""
+    if values.get("sliding_window") is None:
+        return alike(values, layer)
+    return (with_window(values, layer),) * size(values, "num_hidden_layers")
+
+
+def with_window(values: Values, layer: LayerSpec) -> LayerSpec:
+    """A layer that reads the last `sliding_window` keys only."""
+    window = size(values, "sliding_window")
+    return replace(layer, attention=replace(layer.attention, window=window))
+
+
+def layer_types(
+    values: Values, usual: Sequence[str], known: frozenset[str] = frozenset({FULL, SLIDING})
+) -> tuple[str, ...]:
+    """The field `layer_types`, or the usual kinds where config.json has none.
+
+    Raises:
+        ValueError: a kind that is not computed, or another number of kinds than of layers.
+    """
+    kinds = strings(values, "layer_types") or tuple(usual)
+    if others := sorted(set(kinds) - known):
+        raise ValueError(
+            f"layer_types names {others[0]!r}, which is not supported; this architecture's layers "
+            f"may be {', '.join(sorted(known))}"
+        )
+    if len(kinds) != len(usual):
+        raise ValueError(
+            f"layer_types has {len(kinds)} entries: it must have num_hidden_layers = {len(usual)}"
+        )
+    return kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """The constants that all checkpoints of an architecture share.
+
+    Args:
+        model: the class, a `CausalLM`, by its full name.
+        qk_norm: every query and key head goes through an RMS norm before its rotation.
+        qk_norm_whole: that norm is over the heads together.
+        qkv_bias: whether q, k and v have biases: True, False, or the name of the field of
+            config.json that decides.
+        output_bias: the same of attention's output.
+        mlp_bias: the same of gate, up and down.
+        activation: of the MLP's gate, "silu" or "gelu_pytorch_tanh" (transformers' names).
+        activation_field: the field of config.json that names it.
+        norms: the norms of a layer.
+        norm_kind: how a norm's weight multiplies.
+        fused: matrices that are one tensor in the checkpoint.
+        rotates_neighbours: the rotary embedding turns neighbouring elements, not halves.
+        layers: makes the layers of the fields and of the usual layer.
+        factors: reads the factors on embedding, residual and logits.
+        reads: fields that `layers` and `factors` read, or that its class computes. Any other field
+            that would change the numbers is refused (`support`).
+        defaults: fields that transformers' config class adds where config.json lacks them.
+        gguf: `general.architecture` of its GGUF files; None: llama.cpp does not write it.
+        gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
+        gguf_tensors: names of its layers in GGUF files, where they are not the usual ones.
+        gguf_fields: fields of config.json by keys of a GGUF file, which are read besides the usual.
+    """
+
+    model: str = "nv_models.decoder.Decoder"
+    qk_norm: bool = False
+    qk_norm_whole: bool = False
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    activation: str = "silu"
+    activation_field: str = "hidden_act"
+    norms: LayerNorms = LayerNorms()  # noqa: RUF009  # frozen
+    norm_kind: NormKind = NormKind()  # noqa: RUF009  # frozen
+    fused: Fused = Fused()  # noqa: RUF009  # frozen
+    rotates_neighbours: bool = False
+    layers: Callable[[Values, LayerSpec], tuple[LayerSpec, ...]] = alike
+    factors: Callable[[Values], Factors] = lambda _: Factors()
+    reads: frozenset[str] = frozenset()
+    defaults: Values = field(default_factory=dict)
+    gguf: str | None = None
+    gguf_rotates_neighbours: bool = False
+    gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    gguf_fields: Mapping[str, str] = field(default_factory=dict)

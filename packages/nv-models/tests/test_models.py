@@ -1,0 +1,206 @@
+"""Every architecture against transformers, on tiny random weights with all features in use."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from nv_models import load_model, plan_model, read_config
+from nv_models.architectures import ARCHITECTURES
+from nv_models.config import Factors, Gated, NormKind
+from safetensors.torch import load_file, save_file
+
+NAMES = [name.removesuffix("ForCausalLM") for name in ARCHITECTURES]
+STEPS = 32
+
+
+def close(logits, expected):
+    """Whether logits are equal up to 2e-4 of their spread."""
+    return (logits - expected).abs().max() <= 2e-4 * expected.abs().max()
+
+
+def greedy(runner, logits):
+    """The ids of STEPS greedy steps, and the logits that they came from."""
+    ids, found = [], [logits[-1:]]
+    for _ in range(STEPS):
+        ids.append(int(found[-1].argmax()))
+        found.append(runner.step(ids[-1:]))
+    return ids, torch.cat(found)
+
+
+def test_every_architecture_has_a_case(tiny_models):
+    assert set(tiny_models.CASES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_transformers(tiny_model, tiny_models, paged_runner, name):
+    folder, prompt = tiny_model(name), tiny_models.PROMPT
+    model = load_model(folder)
+    runner = paged_runner(model)
+    first = runner.step(prompt)
+    ids, after = greedy(runner, first)
+    expected = tiny_models.transformers_logits(folder, prompt + ids)
+    assert expected.std() > 0.5  # wide enough to mean something
+    assert close(torch.cat((first[:-1], after)), expected)
+    assert ids == expected[len(prompt) - 1 : -1].argmax(1).tolist()
+
+    chunked = paged_runner(model)
+    parts = [chunked.step(prompt[:7]), chunked.step(prompt[7:40]), chunked.step(prompt[40:])]
+    assert close(torch.cat(parts), first)
+    assert greedy(chunked, parts[-1])[0] == ids
+
+
+def variants(config):
+    """The config with one feature after the other turned off, by the feature's name."""
+    factors, rope = config.factors, config.ropes[0]
+
+    def layers(change):
+        return replace(config, layers=tuple(map(change, config.layers)))
+
+    def attention(**changes):
+        return layers(lambda layer: replace(layer, attention=replace(layer.attention, **changes)))
+
+    off = {
+        "window": attention(window=None),
+        "softcap": attention(softcap=None),
+        "scale": attention(scale=config.head_dim**-0.5),
+        "rope of a layer": layers(lambda layer: replace(layer, rope=rope)),
+        "part of the head": layers(
+            lambda layer: replace(
+                layer, rope=layer.rope and replace(layer.rope, rope_type="default",
+                                                   partial_rotary_factor=1.0)
+            )
+        ),
+        "pairs": replace(config, rotates_neighbours=False),
+        "activation": layers(
+            lambda layer: replace(layer, feed_forward=Gated(layer.feed_forward.width,
+                                                            layer.feed_forward.bias))
+        ),
+        "offset of norms": replace(config, norm_kind=NormKind(config.norm_kind.in_fp32)),
+        "factors": replace(config, factors=Factors(logit_softcap=factors.logit_softcap)),
+        "embedding": replace(config, factors=replace(factors, embedding=1.0)),
+        "residual": replace(config, factors=replace(factors, residual=1.0)),
+        "logits": replace(config, factors=replace(factors, logits=1.0)),
+        "logit softcap": replace(config, factors=replace(factors, logit_softcap=None)),
+    }  # fmt: skip
+    return {name: changed for name, changed in off.items() if changed != config}
+
+
+EXPECTED = {
+    "Qwen2": {"window"},
+    "Mistral": {"window"},
+    "Ministral": {"window"},
+    "Phi3": {"window", "part of the head"},
+    "SmolLM3": {"window", "rope of a layer"},
+    "Granite": {"scale", "factors", "embedding", "residual", "logits"},
+    "Olmo3": {"window", "rope of a layer", "part of the head"},
+    "Gemma2": {
+        "window", "softcap", "scale", "activation", "offset of norms", "factors", "embedding",
+        "logit softcap",
+    },
+    "Gemma3": {
+        "window", "scale", "activation", "offset of norms", "factors", "embedding",
+        "rope of a layer", "part of the head",
+    },
+    "Glm4": {"pairs", "part of the head"},
+    "Exaone4": {"window", "rope of a layer"},
+}  # fmt: skip
+"""The features of which each architecture must notice the absence."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_feature_that_is_turned_off_is_noticed(
+    tiny_model, tiny_models, paged_runner, monkeypatch, name
+):
+    plan = plan_model(tiny_model(name))
+    expected = tiny_models.transformers_logits(tiny_model(name), tiny_models.PROMPT)
+    changed = variants(plan.config)
+    assert set(changed) == EXPECTED.get(name, set())
+    for feature, config in changed.items():
+        logits = paged_runner(replace(plan, config=config).load()).step(tiny_models.PROMPT)
+        assert not close(logits, expected), feature
+    if plan.config.norms.after_attention:
+        monkeypatch.setattr("nv_kernels.norm_pending", lambda stream, _: stream)
+        assert not close(paged_runner(plan.load()).step(tiny_models.PROMPT), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_and_a_wrong_tensor_are_named(tiny_model, tmp_path, name):
+    folder = shutil.copytree(tiny_model(name), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    *_, missing, wrong = sorted(key for key in tensors if ".2." in key)
+    del tensors[missing]
+    tensors[wrong] = tensors[wrong][:-1].contiguous()
+    tensors["model.layers.2.extra.weight"] = torch.zeros(3)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match="cannot be loaded") as error:
+        load_model(folder)
+    assert f"{missing} " in str(error.value)
+    assert f"{wrong} has shape" in str(error.value)
+    assert "model.layers.2.extra.weight [3] is unexpected" in str(error.value)
+
+
+OLDER = {
+    "Gemma3": {
+        "rope_local_base_freq": 20000.0,
+        "rope_theta": 2000000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 3,
+        "sliding_window": 512,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    "Phi3": {
+        "rope_scaling": {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+        "max_position_embeddings": 8192,
+        "original_max_position_embeddings": 4096,
+        "sliding_window": 2047,
+    },
+    "SmolLM3": {"no_rope_layer_interval": 3},
+    "Mistral": {"sliding_window": None},
+    "Exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 8},
+}
+"""Fields as checkpoints written by version 4 of transformers have them."""
+SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("heads", [(32, None), (4, 2)])
+def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads):
+    """With all but the sizes missing, the defaults are those of the config class."""
+    model_type = {"Gemma3": "gemma3_text"}.get(name, name.lower())
+    raw = {"architectures": [f"{name}ForCausalLM"], "model_type": model_type, **SMALL}
+    raw["num_attention_heads"] = heads[0]
+    if heads[1]:
+        raw |= {"num_key_value_heads": heads[1], **OLDER.get(name, {})}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours, theirs = read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
+    head_dim = getattr(theirs, "head_dim", None) or 64 // theirs.num_attention_heads
+    assert (ours.num_q_heads, ours.num_kv_heads, ours.head_dim) == (
+        theirs.num_attention_heads, theirs.num_key_value_heads, head_dim,
+    )  # fmt: skip
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.max_position_embeddings == theirs.max_position_embeddings
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.bos_token_id == theirs.bos_token_id
+    ends = theirs.eos_token_id
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    assert list(ours.eos_token_ids) == [end for end in ends if end < 320]
+    window = getattr(theirs, "sliding_window", None)
+    kinds = (
+        getattr(theirs, "layer_types", None)
+        or ["sliding_attention" if window and name in {"Mistral", "Phi3"} else "full_attention"] * 8
+    )
+    assert [layer.attention.window for layer in ours.layers] == [
+        window if kind == "sliding_attention" else None for kind in kinds
+    ]
+    for layer, kind in zip(ours.layers, kinds, strict=True):
+        rope = theirs.rope_parameters
+        rope = rope.get(kind, rope)
+        if layer.rope:
+            assert layer.rope.rope_theta == rope["rope_theta"]
+            assert layer.rope.partial_rotary_factor == rope.get("partial_rotary_factor", 1.0)
+            assert layer.rope.rope_type == rope["rope_type"]
+            assert layer.rope.factor == rope.get("factor") or name == "Phi3"
+    assert ours.qkv_bias == getattr(theirs, "attention_bias", name == "Qwen2")

@@ -1,0 +1,90 @@
+"""A tiny random checkpoint of each architecture, with all its features in use."""
+
+from pathlib import Path
+
+import torch
+import transformers
+
+SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+PROMPT = [(37 * i + 11) % 320 for i in range(60)]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + 0.05 * i for i in range(6)],
+    "long_factor": [1.0 + 0.7 * i for i in range(6)],
+    "partial_rotary_factor": 0.75,
+}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+GEMMA = {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 24}
+CASES = {
+    "Qwen2": {
+        "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2,
+    },
+    "Qwen3": {"head_dim": 32, "attention_bias": True},
+    "Llama": {"attention_bias": True, "mlp_bias": True},
+    "Mistral": {"sliding_window": 16, "head_dim": 32},
+    "Ministral": {
+        "sliding_window": 16, "layer_types": ["full_attention", *["sliding_attention"] * 3],
+        "head_dim": 32,
+    },
+    "Phi3": {
+        "sliding_window": 48, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32,
+    },
+    "SmolLM3": {
+        "no_rope_layers": [1, 0, 1, 0], "use_sliding_window": True, "sliding_window": 16,
+        "attention_bias": True,
+    },
+    "Granite": {
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.0,
+        "attention_multiplier": 0.4,
+    },
+    "Olmo2": {"attention_bias": True},
+    "Olmo3": {
+        "sliding_window": 16, "rope_parameters": {
+            "full_attention": LINEAR,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
+    "Gemma2": {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "Gemma3": {
+        **GEMMA, "sliding_window_pattern": 2, "rope_parameters": {
+            "full_attention": LINEAR,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
+    "Glm4": {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "Exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32},
+}  # fmt: skip
+"""Fields beside SIZES, by the beginning of the architecture's name."""
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+
+
+def write_tiny_model(folder: Path, name: str, randomize, **overrides: object) -> Path:
+    """Write the random checkpoint of an architecture, in fp32."""
+    config_class = getattr(transformers, CONFIGS.get(name, f"{name}Config"))
+    config = config_class(**{**SIZES, **CASES[name], **overrides})
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    randomize(model, 0)
+    model.save_pretrained(folder)
+    return folder
+
+
+def transformers_logits(folder: Path, token_ids: list[int]) -> torch.Tensor:
+    """Logits [T, V] of transformers; in one pass, so that longrope sees the whole length."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        return model(torch.tensor([token_ids])).logits[0]
