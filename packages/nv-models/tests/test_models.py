@@ -152,7 +152,12 @@ OLDER = {
         "hidden_act": "gelu_pytorch_tanh",
     },
     "Phi3": {
-        "rope_scaling": {"type": "su", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
+        "rope_scaling": {
+            "type": "su",
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 4096,
+        },
         "max_position_embeddings": 8192,
         "original_max_position_embeddings": 4096,
         "sliding_window": 2047,
