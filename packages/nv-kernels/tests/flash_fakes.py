@@ -7,12 +7,11 @@ Rows that the kernels do not write are NaN.
 from types import ModuleType
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 FLASH2_PAGE = 256
 
 
-def attend(q, k_blocks, v_blocks, *, starts, lengths, table, longest, scale):
+def attend(q, k_blocks, v_blocks, *, starts, lengths, table, longest, scale, window_size, softcap):
     """Causal attention of packed q [T, Hq, D], aligned to the bottom right, over cache blocks."""
     for index in (starts, lengths, table):
         assert index.dtype == torch.int32
@@ -32,15 +31,17 @@ def attend(q, k_blocks, v_blocks, *, starts, lengths, table, longest, scale):
             continue
         last = torch.arange(end - first) + length - (end - first)
         seen = torch.arange(length) <= last[:, None]
-        found = scaled_dot_product_attention(
-            q[first:end].float().transpose(0, 1)[None],
-            k.transpose(0, 1)[None],
-            v.transpose(0, 1)[None],
-            attn_mask=seen,
-            scale=scale,
-            enable_gqa=True,
-        )
-        out[first:end] = found[0].transpose(0, 1).to(q.dtype)
+        before, after = window_size
+        assert after == 0 or before == after == -1
+        if before >= 0:
+            seen &= torch.arange(length) >= last[:, None] - before
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = torch.einsum("qhd,chd->hqc", q[first:end].float(), k) * scale
+        if softcap > 0:
+            scores = (scores / softcap).tanh() * softcap
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        out[first:end] = torch.einsum("hqc,chd->qhd", weights, v).to(q.dtype)
     return out
 
 
@@ -65,6 +66,8 @@ def flash3() -> ModuleType:
         max_seqlen_q=None,
         softmax_scale=None,
         causal=False,
+        window_size=(-1, -1),
+        softcap=0.0,
     ):
         assert causal
         packed = cu_seqlens_q is not None
@@ -77,6 +80,8 @@ def flash3() -> ModuleType:
             table=page_table,
             longest=max_seqlen_q if packed else 1,
             scale=softmax_scale,
+            window_size=window_size,
+            softcap=softcap,
         )
         return out if packed else out[:, None]
 
@@ -89,7 +94,16 @@ def flash2() -> ModuleType:
     """Stand in for `flash_attn`."""
 
     def flash_attn_with_kvcache(
-        q, k_cache, v_cache, *, cache_seqlens, block_table, softmax_scale=None, causal=False
+        q,
+        k_cache,
+        v_cache,
+        *,
+        cache_seqlens,
+        block_table,
+        softmax_scale=None,
+        causal=False,
+        window_size=(-1, -1),
+        softcap=0.0,
     ):
         assert causal
         assert k_cache.shape[1] % FLASH2_PAGE == 0
@@ -102,6 +116,8 @@ def flash2() -> ModuleType:
             table=block_table,
             longest=1,
             scale=softmax_scale,
+            window_size=window_size,
+            softcap=softcap,
         )
         return out[:, None]
 
@@ -115,6 +131,8 @@ def flash2() -> ModuleType:
         max_seqlen_k,
         softmax_scale=None,
         causal=False,
+        window_size=(-1, -1),
+        softcap=0.0,
         block_table=None,
     ):
         assert causal
@@ -131,6 +149,8 @@ def flash2() -> ModuleType:
             table=block_table,
             longest=max_seqlen_q,
             scale=softmax_scale,
+            window_size=window_size,
+            softcap=softcap,
         )
 
     module = ModuleType("flash_attn")

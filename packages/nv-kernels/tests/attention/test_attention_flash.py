@@ -1,5 +1,6 @@
 """The flash_attn backend's calls of its packages, with fakes that compute, and its errors."""
 
+import re
 import sys
 from dataclasses import replace
 
@@ -29,9 +30,7 @@ def only(monkeypatch):
 
 
 def attend(case):
-    backend = FlashAttention(case.shape, "a test")
-    plan = backend.plan(case.metadata)
-    return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
+    return case.attend(FlashAttention(case.shape, "a test"))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -48,6 +47,39 @@ def test_exact_bounds_and_the_other_dtype(only, name):
     only(name)
     case = step(DECODES + CHUNKS, device="cpu", block_size=256, dtype=torch.float16, heads=(6, 2))
     assert_attends(attend(case), case.expected())
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"window": 1},
+        {"window": 75},
+        {"window": 1000},
+        {"softcap": 0.7},
+        {"window": 9, "softcap": 2},
+    ],
+    ids=str,
+)
+def test_a_window_and_a_softcap_are_arguments(only, name, features):
+    only(name)
+    case = step(DECODES + CHUNKS, device="cpu", block_size=256, padding=3)
+    case = case.with_features(**features)
+    assert FlashAttention(case.shape, "a test").refusal(case.spec) is None
+    assert_attends(attend(case), case.expected())
+
+
+def test_sinks_are_refused_and_arguments_that_a_version_lacks(only, monkeypatch):
+    only("flash_attn_interface")
+    backend = FlashAttention(SHAPE, "a test")
+    words = "attention backend 'flash_attn' has no sinks: use 'triton'"
+    assert backend.refusal(nk.AttentionSpec(1.0, window=4, sinks=True)) == words
+    monkeypatch.setattr(
+        backend.package.module, "flash_attn_with_kvcache", lambda q, window_size=(-1, -1): q
+    )
+    assert backend.refusal(nk.AttentionSpec(1.0, window=4)) is None
+    words = r"has no softcap: the installed FlashAttention-3 .* no argument 'softcap'; .* 'triton'"
+    assert re.search(words, backend.refusal(nk.AttentionSpec(1.0, softcap=4.0)))
 
 
 @pytest.mark.parametrize("block_size", [16, 64])

@@ -29,9 +29,7 @@ def build(rows, **options):
 
 
 def attend(case):
-    backend = FlashAttention(case.shape, "a test")
-    plan = backend.plan(case.metadata)
-    return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
+    return case.attend(FlashAttention(case.shape, "a test"))
 
 
 def check(rows, **options):
@@ -55,6 +53,25 @@ def test_every_kind_of_step(rows, block_size, padding):
 @pytest.mark.parametrize("heads", [(16, 8), (14, 2), (8, 8), (16, 1)])
 def test_groups(heads):
     check(DECODES + CHUNKS, heads=heads)
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        {"window": 1},
+        {"window": 75},
+        {"window": 1024},
+        {"softcap": 0.7},
+        {"window": 9, "softcap": 2},
+    ],
+    ids=str,
+)
+def test_a_window_and_a_softcap(features):
+    case = build(DECODES + CHUNKS, bounds=(1024, 4096)).with_features(**features)
+    backend = FlashAttention(case.shape, "a test")
+    if refusal := backend.refusal(case.spec):
+        pytest.skip(refusal)
+    assert_attends(case.attend(backend), case.expected())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from nv_kernels.attention.flash_packages import Chunks, Rows, find
+from nv_kernels.attention.flash_packages import Chunks, Rows, find, refusal
 from nv_kernels.cache.layout import KVLayout
 
 if TYPE_CHECKING:
@@ -87,10 +87,8 @@ class FlashAttention:
         )
 
     def refusal(self, spec: AttentionSpec) -> str | None:
-        """Name a feature of the spec, none of which is built here."""
-        if not spec.features:
-            return None
-        return f"attention backend {self.name!r} has no {spec.features[0]} yet; use 'torch'"
+        """Return why the package cannot compute layers of a spec; None if it can."""
+        return refusal(self.package, spec)
 
     def plan(self, metadata: AttentionMetadata, window: int | None = None) -> FlashPlan:
         """Split the step into decode rows and chunk rows, once for all layers of a window."""
@@ -128,22 +126,23 @@ class FlashAttention:
             metadata: the step's.
             plan: what `plan` returned for it.
             spec: how the layer attends.
-            sinks: [Hq], if the spec has sinks.
+            sinks: None: `refusal` names them.
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
         """
         assert kv.k_scale == kv.v_scale == 1.0
+        assert sinks is None
         count = metadata.num_decodes
         if plan.chunks is None and plan.decodes is not None and q.shape[0] == count:
-            return self.package.decode(q, kv, plan.decodes, spec.scale)
+            return self.package.decode(q, kv, plan.decodes, spec)
         if plan.chunks is not None and plan.decodes is None:
-            return _owned(self.package.chunks(q, kv, plan.chunks, spec.scale), metadata.query_start)
+            return _owned(self.package.chunks(q, kv, plan.chunks, spec), metadata.query_start)
         out = torch.zeros_like(q, memory_format=torch.contiguous_format)
         if plan.decodes is not None:
-            out[:count] = self.package.decode(q[:count], kv, plan.decodes, spec.scale)
+            out[:count] = self.package.decode(q[:count], kv, plan.decodes, spec)
         if plan.chunks is not None:
-            chunks = self.package.chunks(q[count:], kv, plan.chunks, spec.scale)
+            chunks = self.package.chunks(q[count:], kv, plan.chunks, spec)
             out[count:] = _owned(chunks, plan.chunks.query_start)
         return out
 

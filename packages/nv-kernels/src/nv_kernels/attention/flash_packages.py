@@ -1,6 +1,7 @@
 """The FlashAttention packages: which one is installed, what it supports, how it is called.
 
-Owns their names and arguments. Never splits a step, and imports a package only in `find`.
+Owns their names, their arguments and what they do not compute. Never splits a step, and imports a
+package only in `find`.
 
 FlashAttention-3 (Shah et al. 2024) is used if it is installed and the card is a Hopper, else
 FlashAttention-2 (Dao 2023). Version 3 reads whole blocks: the cache after a sequence's last token
@@ -10,19 +11,23 @@ must be finite, as `KVLayout.allocate` leaves it.
 from __future__ import annotations
 
 import importlib
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
-    from nv_kernels.attention.metadata import AttentionShape
+    from collections.abc import Callable
+
+    from nv_kernels.attention.metadata import AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 FLASH2_BLOCK_MULTIPLE = 256
+ARGUMENTS = {"window": "window_size", "softcap": "softcap"}  # of both, since flash-attn 2.6
 INSTALL = (
     'install FlashAttention-2 with `pip install "nv-kernels[flash-attn]"`, or on a Hopper card a '
     "wheel of FlashAttention-3 that provides `flash_attn_interface`"
@@ -69,10 +74,16 @@ class Package(Protocol):
     def title(self) -> str:
         """The version and the imported module."""
 
-    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
+    @property
+    def functions(self) -> tuple[Callable[..., torch.Tensor], ...]:
+        """The functions that the calls below call."""
+
+    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, spec: AttentionSpec) -> torch.Tensor:
         """Attend one query per sequence: q [N, Hq, D]."""
 
-    def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
+    def chunks(
+        self, q: torch.Tensor, kv: KVCache, chunks: Chunks, spec: AttentionSpec
+    ) -> torch.Tensor:
         """Attend packed queries: q [T, Hq, D]; rows after the last sequence's are undefined."""
 
 
@@ -88,11 +99,18 @@ class Flash3:
     module: Any
     title: str = "FlashAttention-3 (flash_attn_interface)"
 
-    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
+    @property
+    def functions(self) -> tuple[Callable[..., torch.Tensor], ...]:
         """See `Package`."""
-        return _decode(self.module, q, kv, rows, scale, page_table=rows.block_tables)
+        return (self.module.flash_attn_with_kvcache,)
 
-    def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
+    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, spec: AttentionSpec) -> torch.Tensor:
+        """See `Package`."""
+        return _decode(self.module, q, kv, rows, spec, page_table=rows.block_tables)
+
+    def chunks(
+        self, q: torch.Tensor, kv: KVCache, chunks: Chunks, spec: AttentionSpec
+    ) -> torch.Tensor:
         """See `Package`."""
         out: torch.Tensor = self.module.flash_attn_with_kvcache(
             q,
@@ -102,8 +120,7 @@ class Flash3:
             page_table=chunks.rows.block_tables,
             cu_seqlens_q=chunks.query_start,
             max_seqlen_q=chunks.max_query_len,
-            softmax_scale=scale,
-            causal=True,
+            **_options(spec),
         )
         return out
 
@@ -120,11 +137,18 @@ class Flash2:
     module: Any
     title: str = "FlashAttention-2 (flash_attn)"
 
-    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, scale: float) -> torch.Tensor:
+    @property
+    def functions(self) -> tuple[Callable[..., torch.Tensor], ...]:
         """See `Package`."""
-        return _decode(self.module, q, kv, rows, scale, block_table=rows.block_tables)
+        return (self.module.flash_attn_with_kvcache, self.module.flash_attn_varlen_func)
 
-    def chunks(self, q: torch.Tensor, kv: KVCache, chunks: Chunks, scale: float) -> torch.Tensor:
+    def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, spec: AttentionSpec) -> torch.Tensor:
+        """See `Package`."""
+        return _decode(self.module, q, kv, rows, spec, block_table=rows.block_tables)
+
+    def chunks(
+        self, q: torch.Tensor, kv: KVCache, chunks: Chunks, spec: AttentionSpec
+    ) -> torch.Tensor:
         """See `Package`."""
         out: torch.Tensor = self.module.flash_attn_varlen_func(
             q,
@@ -134,8 +158,7 @@ class Flash2:
             cu_seqlens_k=chunks.context_start,
             max_seqlen_q=chunks.max_query_len,
             max_seqlen_k=chunks.max_context_len,
-            softmax_scale=scale,
-            causal=True,
+            **_options(spec),
             block_table=chunks.rows.block_tables,
         )
         return out
@@ -146,15 +169,41 @@ def _decode(
     q: torch.Tensor,
     kv: KVCache,
     rows: Rows,
-    scale: float,
+    spec: AttentionSpec,
     **tables: torch.Tensor,
 ) -> torch.Tensor:
     """Attend one query per sequence; the versions differ only in the tables' name."""
     lens = rows.context_lens
     out: torch.Tensor = module.flash_attn_with_kvcache(
-        q[:, None], kv.k, kv.v, cache_seqlens=lens, softmax_scale=scale, causal=True, **tables
+        q[:, None], kv.k, kv.v, cache_seqlens=lens, **_options(spec), **tables
     )  # [N, 1, Hq, D]
     return out[:, 0]
+
+
+def _options(spec: AttentionSpec) -> dict[str, Any]:
+    """Return the arguments that describe a layer: of features only those that are in use."""
+    options: dict[str, Any] = {"softmax_scale": spec.scale, "causal": True}
+    if spec.window is not None:
+        options["window_size"] = (spec.window - 1, 0)  # keys before and after the query's own
+    if spec.softcap is not None:
+        options["softcap"] = spec.softcap
+    return options
+
+
+def refusal(package: Package, spec: AttentionSpec) -> str | None:
+    """Return why a package cannot compute layers of a spec, in one sentence; None if it can."""
+    for feature in spec.features:
+        argument = ARGUMENTS.get(feature)
+        if argument is None:
+            return f"attention backend 'flash_attn' has no {feature}: use 'triton'"
+        for function in package.functions:
+            if argument not in inspect.signature(function).parameters:
+                return (
+                    f"attention backend 'flash_attn' has no {feature}: the installed "
+                    f"{package.title} has no argument {argument!r}; install a newer one, or use "
+                    "'triton'"
+                )
+    return None
 
 
 def _check_heads(shape: AttentionShape) -> None:
