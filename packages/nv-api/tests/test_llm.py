@@ -263,10 +263,6 @@ def test_without_a_tokenizer_ids_go_in_and_out(scripted):
 def test_what_is_not_built_says_so(scripted):
     llm = scripted()
     calls = {
-        "embed": lambda: llm.embed("x"),
-        "encode": lambda: llm.encode("x"),
-        "classify": lambda: llm.classify("x"),
-        "score": lambda: llm.score("x", "y"),
         "lora_request": lambda: llm.generate("x", lora_request=object()),
     }
     for name, call in calls.items():

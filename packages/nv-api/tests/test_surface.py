@@ -12,12 +12,16 @@ import pytest
 
 NAMES = [
     "AsyncLLM",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "LLM",
     "Logprob",
     "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 METHODS = {
@@ -28,17 +32,23 @@ METHODS = {
         "add_generation_prompt=True, continue_final_message=False, tools=None, "
         "chat_template_kwargs=None, chat_template_content_format='auto'"
     ),
-    "classify": "prompts, use_tqdm=True, pooling_params=None, lora_request=None",
+    "classify": "prompts, pooling_params=None, use_tqdm=True, lora_request=None",
     "close": "",
-    "embed": "prompts, use_tqdm=True, pooling_params=None, lora_request=None",
-    "encode": ("prompts, pooling_params=None, use_tqdm=True, lora_request=None, pooling_task=None"),
+    "embed": "prompts, pooling_params=None, use_tqdm=True, lora_request=None, prompt_name=None",
+    "encode": (
+        "prompts, pooling_params=None, use_tqdm=True, lora_request=None, pooling_task=None, "
+        "prompt_name=None"
+    ),
     "generate": "prompts, sampling_params=None, use_tqdm=True, lora_request=None",
     "get_default_sampling_params": "",
     "get_metrics": "",
     "get_tokenizer": "",
     "is_finished": "",
     "reset_prefix_cache": "",
-    "score": "data_1, data_2, use_tqdm=True, pooling_params=None, lora_request=None",
+    "reward": "prompts, pooling_params=None, use_tqdm=True, lora_request=None",
+    "score": (
+        "data_1, data_2, use_tqdm=True, pooling_params=None, lora_request=None, chat_template=None"
+    ),
     "step": "",
     "stream": "prompt, sampling_params=None",
     "stream_chat": (
@@ -53,6 +63,9 @@ RESULTS = {
         "stop_reason=None"
     ),
     "Logprob": "logprob, rank=None, decoded_token=None",
+    "PoolingRequestOutput": (
+        "request_id, outputs, prompt_token_ids, num_cached_tokens, finished, error=None"
+    ),
 }
 
 

@@ -88,7 +88,6 @@ VLLM_MEMBERS: Mapping[str, str] = {
     "model_config": "read the config.json of the model",
     "preprocess_chat": "call chat, or get_tokenizer().apply_chat_template",
     "reset_mm_cache": "prompts are text or token ids",
-    "reward": "this version generates text only",
     "set_tokenizer": "pass tokenizer=… to LLM",
     "sleep": MEMORY,
     "start_profile": PROFILER,

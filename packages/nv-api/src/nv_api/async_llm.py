@@ -7,13 +7,14 @@ steps the engine (the host does).
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from nv_engine import EngineMetrics, ModelFacts, SamplingParams
+from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
 from nv_engine.log import LOGGER
 
 from nv_api import options as keywords
@@ -36,6 +37,10 @@ from nv_api.host.frames import (
 )
 from nv_api.host.process import HostProcess
 from nv_api.outputs import RequestOutput
+from nv_api.pooled_request import PooledRequest
+from nv_api.pooling import existing_pooler, fields, with_task
+from nv_api.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from nv_api.pooling_prompts import truncated, with_prompt
 from nv_api.processor import Processor
 from nv_api.prompts import PromptLike, TokenPrompt, single_prompt, tokenize
 from nv_api.request_stream import EngineDead, RequestStream
@@ -44,6 +49,8 @@ from nv_api.tokenizer import Tokenizer, existing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from nv_api.request import Request
 
 NUM_TEXT_THREADS = 2
 """Templates and long texts are made into ids beside the event loop; the tokenizer releases the
@@ -211,6 +218,41 @@ class AsyncLLM:
             yield output
 
     @VLLM_NAMES.arguments_of
+    async def encode(
+        self,
+        prompt: PromptLike,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | int | None = None,
+        pooling_task: str | None = None,
+        *,
+        prompt_name: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
+        """Pool one prompt; arguments and errors as `LLM.encode`.
+
+        Args:
+            prompt: as one of `LLM.encode`.
+            pooling_params: None: the defaults.
+            request_id: a name for `abort` and for the output, that no request in flight has.
+            pooling_task: None: that of the parameters.
+            prompt_name: of a prompt of the model's that goes in front of the text.
+
+        Yields:
+            The one output, once it is there.
+        """
+        await self.ready()
+        pooler = existing_pooler(self._known().pooler)
+        (params,) = with_task(pooling_params, pooling_task, 1, pooler)
+        prompts = with_prompt([single_prompt(prompt)], pooler, prompt_name)
+        tokenized = await self._in_thread(lambda: tokenize(prompts, self.text))
+        (kept,) = truncated(tokenized, [params], self.facts.max_model_len)
+        async with self._stream(kept, params, request_id) as stream:
+            async for _ in stream:
+                pass
+            request = stream.request
+        assert isinstance(request, PooledRequest)
+        yield PoolingRequestOutput(*fields(request, PoolingOutput, request_id))
+
+    @VLLM_NAMES.arguments_of
     async def abort(self, request_id: str | int) -> None:
         """End a request, whose outputs end; an unknown or finished one is a no-op."""
         if stream := self._streams.get(self._names.get(request_id, -1)):
@@ -227,10 +269,18 @@ class AsyncLLM:
             EngineDead: the engine's process or its device is lost.
         """
         await self.ready()
+        return await self._submit(prompt, sampling_params or self._known().default_params)
+
+    async def _submit(
+        self, prompt: TokenPrompt, params: SamplingParams | PoolingParams
+    ) -> RequestStream:
         self._check_alive()
         assert self._processor is not None
-        params = sampling_params or self._known().default_params
-        (request,) = self._processor.add([prompt], [params])
+        request: Request
+        if isinstance(params, PoolingParams):
+            (request,) = self._processor.pool([prompt], [params])
+        else:
+            (request,) = self._processor.add([prompt], [params])
         number = request.request_id
         stream = self._streams[number] = RequestStream(request, partial(self._drop, number))
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -292,15 +342,25 @@ class AsyncLLM:
     async def _outputs(
         self, prompt: TokenPrompt, params: SamplingParams | None, name: str | int | None
     ) -> AsyncGenerator[RequestOutput]:
+        await self.ready()
+        own = params or self._known().default_params
+        async with self._stream(prompt, own, name) as stream:
+            async for _ in stream:
+                yield stream.request.output(name)
+
+    @asynccontextmanager
+    async def _stream(
+        self, prompt: TokenPrompt, params: SamplingParams | PoolingParams, name: str | int | None
+    ) -> AsyncIterator[RequestStream]:
+        """A request under the user's name for it; it is aborted where the reader leaves."""
         if name is not None and name in self._names:
             raise ValueError(f"request_id is {name!r}: a request in flight has that id")
-        stream = await self.submit(prompt, params)
+        stream = await self._submit(prompt, params)
         if name is not None:
             self._names[name] = stream.request.request_id
         try:
             async with stream:
-                async for _ in stream:
-                    yield stream.request.output(name)
+                yield stream
         finally:
             if name is not None:
                 self._names.pop(name, None)

@@ -46,7 +46,9 @@ class LLM(PoolingMethods):
 
     @VLLM_NAMES.arguments_of
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
-        self._session, self._tokenizer, self._default_params = start(str(model), options)
+        started = start(str(model), options)
+        self._session, self._tokenizer = started.session, started.tokenizer
+        self._default_params, self._pooler = started.default_params, started.pooler
         self.tokenizer: PreTrainedTokenizerBase | None = (
             self._tokenizer.backend if self._tokenizer else None
         )

@@ -7,7 +7,8 @@ reads deltas (a stream), snapshots (a server) or final outputs (a list) from the
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from nv_engine import EngineRequest
 from nv_engine.validation import numbered
@@ -15,14 +16,22 @@ from nv_engine.values import shown
 
 from nv_api.completion import Completion
 from nv_api.logprobs import TokenText
+from nv_api.pooled_request import PooledRequest
 from nv_api.prompts import TokenPrompt
 from nv_api.request import Finished, Request
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from nv_engine import Grammar, SamplingParams, SequenceUpdate, StructuredOutputsParams
+    from nv_engine import (
+        Grammar,
+        PoolingParams,
+        SamplingParams,
+        SequenceUpdate,
+        StructuredOutputsParams,
+    )
 
 
+AnyRequest = TypeVar("AnyRequest", bound=Request)
 FIRST, END = slice(1), slice(sys.maxsize, None)
 """Slices of a list: its first entry; the place where an assignment appends."""
 
@@ -89,9 +98,28 @@ class Processor:
                 requested.append(
                     EngineRequest(prompt.token_ids, lowered, grammar, cache_salt=prompt.cache_salt)
                 )
+        return self._queue(requested, partial(map, self._request), prompts, frozen)
+
+    def pool(
+        self, prompts: Sequence[TokenPrompt], params: Sequence["PoolingParams"]
+    ) -> list[PooledRequest]:
+        """Queue prompts that are to be pooled, all or none; raises as `add`."""
+        requested = [
+            EngineRequest(prompt.token_ids, own, cache_salt=prompt.cache_salt)
+            for prompt, own in zip(prompts, params, strict=True)
+        ]
+        return self._queue(requested, partial(map, PooledRequest), prompts, params)
+
+    def _queue(
+        self,
+        requested: Sequence[EngineRequest],
+        make: Callable[..., Iterable[AnyRequest]],
+        *columns: Iterable[object],
+    ) -> list[AnyRequest]:
+        """Hand requests to the engine, and keep what `make` makes of their ids and columns."""
         ids = self._engine.add_list(requested, plain=True)
         try:
-            requests = list(map(self._request, ids, prompts, frozen))
+            requests = list(make(ids, *columns))
             self._requests.update((request.request_id, request) for request in requests)
         except BaseException:
             for request_id in ids:

@@ -64,13 +64,19 @@ class Progress:
         total: requests to finish.
         use_tqdm: see `UseTqdm`.
         clock: seconds.
+        title: in front of the bar.
     """
 
     def __init__(
-        self, total: int, use_tqdm: UseTqdm, clock: Callable[[], float] = time.perf_counter
+        self,
+        total: int,
+        use_tqdm: UseTqdm,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        title: str = "Generating",
     ) -> None:
         bar = use_tqdm if callable(use_tqdm) else tqdm
-        self._bar = bar(total=total, desc="Generating", dynamic_ncols=True) if use_tqdm else None
+        self._bar = bar(total=total, desc=title, dynamic_ncols=True) if use_tqdm else None
         self._clock = clock
         self._last = self._refreshed = clock()
         self._rates = {"Prefill": Rate(), "Decode": Rate()}

@@ -6,15 +6,17 @@ user wrote (prompts come tokenized) and never makes text (the processor does).
 
 import threading
 import warnings
-from collections.abc import Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nv_api.collector import CollectorPause
 from nv_api.interrupts import whole_step
 from nv_api.outputs import CompletionOutput, RequestOutput
-from nv_api.processor import END, Processor
+from nv_api.pooled_request import PooledRequest
+from nv_api.processor import END, AnyRequest, Processor
 from nv_api.progress import Progress, UseTqdm
 from nv_api.prompts import TokenPrompt
 from nv_api.request import Finished, Request
@@ -22,7 +24,7 @@ from nv_api.structured import grammar_compiler
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from nv_engine import Engine, SamplingParams, StepOutput
+    from nv_engine import Engine, PoolingParams, SamplingParams, StepOutput
 
 
 ALL = slice(None)
@@ -68,6 +70,11 @@ class Session:
         self._engine.check_usable()
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of a sequence."""
+        return self._engine.facts.max_model_len
+
+    @property
     def metrics(self) -> dict[str, int]:
         """The engine's counters since it started, and its state now, by name."""
         return asdict(self._engine.metrics)
@@ -87,23 +94,42 @@ class Session:
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         """Complete prompts, in their order; any exception aborts them all."""
+        add = partial(self._processor.add, prompts, params)
+        requests = self._run(add, len(prompts), use_tqdm)
+        return [request.output() for request in requests]
+
+    def pool(
+        self, prompts: Sequence[TokenPrompt], params: Sequence["PoolingParams"], use_tqdm: UseTqdm
+    ) -> list[PooledRequest]:
+        """Pool prompts, in their order; any exception aborts them all."""
+        add = partial(self._processor.pool, prompts, params)
+        return self._run(add, len(prompts), use_tqdm, "Pooling")
+
+    def _run(
+        self,
+        add: Callable[[], list[AnyRequest]],
+        count: int,
+        use_tqdm: UseTqdm,
+        title: str = "Generating",
+    ) -> list[AnyRequest]:
+        """Queue `count` requests by a call of `add`, and step until they have ended."""
         if self._is_closed:
             raise ValueError("this LLM is closed: make a new one")
-        if not prompts:
+        if not count:
             return []
-        requests: list[Request] = []
+        requests: list[AnyRequest] = []
         with self._alone():
             pause = CollectorPause()
             try:
                 pause.begin()
-                requests += self._processor.add(prompts, params)
-                self._finish(requests, use_tqdm, pause)
+                requests += add()
+                self._finish(requests, Progress(count, use_tqdm, title=title), pause)
             finally:
                 pause.end()
                 self._drop(requests)
         ended = [Finished(each, one) for each in requests for one in each.completions]
-        warn_of_errors(ended, stacklevel=5)
-        return [request.output() for request in requests]
+        warn_of_errors(ended, stacklevel=6)
+        return requests
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[CompletionOutput]:
         """The deltas of one request as they come; closing the iterator aborts the request.
@@ -186,11 +212,11 @@ class Session:
             self._engine.step()
 
     def _finish(
-        self, requests: Sequence[Request], use_tqdm: UseTqdm, pause: CollectorPause
+        self, requests: Sequence[Request], progress: Progress, pause: CollectorPause
     ) -> None:
         """Step until these requests have ended; the first step ends the pause."""
         own = {request.request_id for request in requests}
-        with Progress(len(requests), use_tqdm) as progress:
+        with progress:
             num_left = len(requests)
             while num_left and self._is_busy:  # a bar that calls back may have ended them
                 step, num_ended = self._advance(own)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nv_engine import Engine, EngineConfig, SamplingParams
-from nv_models import ModelConfig, read_config, resolve
+from nv_models import ModelConfig, PoolerConfig, read_config, read_pooler, resolve
 from nv_models.checkpoint.gguf.folder import source_of
+from nv_models.pooling.read_pooler import Asked
 
 from nv_api import options as keywords
 from nv_api.chat_check import check_chat
@@ -30,6 +31,8 @@ class Prepared(NamedTuple):
     """The checkpoint's recommendation."""
     own_length: int
     """Most tokens of a text of the model's."""
+    pooler: PoolerConfig | None
+    """How prompts are pooled; None: the model generates text."""
 
 
 class Started(NamedTuple):
@@ -39,6 +42,7 @@ class Started(NamedTuple):
     """Owns the engine."""
     tokenizer: Tokenizer | None
     default_params: SamplingParams
+    pooler: PoolerConfig | None
 
 
 def start(model: str, options: Mapping[str, Any]) -> Started:
@@ -46,13 +50,15 @@ def start(model: str, options: Mapping[str, Any]) -> Started:
     prepared = prepare(keywords.parse(model, options))
     keywords.warn_of_length(options, prepared.own_length)
     session = Session(Engine(prepared.engine), prepared.tokenizer)
-    return Started(session, prepared.tokenizer, prepared.default_params)
+    return Started(session, prepared.tokenizer, prepared.default_params, prepared.pooler)
 
 
 def prepare(given: keywords.Options) -> Prepared:
     """Find a model's files and load its tokenizer; errors are those of `LLM`."""
     path = resolve(given.engine.model, given.engine.revision)
     config = read_config(path)  # first: it refuses what is not supported
+    asked = Asked.of(given.engine.runner, given.engine.convert, given.engine.task)
+    pooler = read_pooler(path, config, asked)
     default_params = _default_params(path, config)
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
     if tokenizer:
@@ -63,7 +69,7 @@ def prepare(given: keywords.Options) -> Prepared:
         tokenizer_eos_token_ids=tokenizer.eos_token_ids if tokenizer else (),
         tokenizer_num_ids=tokenizer.num_ids if tokenizer else None,
     )
-    return Prepared(engine, tokenizer, default_params, config.max_length)
+    return Prepared(engine, tokenizer, default_params, config.max_length, pooler)
 
 
 def _default_params(path: Path, config: ModelConfig) -> SamplingParams:

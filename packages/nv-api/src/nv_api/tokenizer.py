@@ -257,6 +257,13 @@ class Tokenizer:
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """Token ids of pairs of texts, with the special tokens that the tokenizer puts around."""
+        firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
+        encoded = self.backend(firsts, seconds, verbose=False)
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids
+
     def token_text(self, token_id: int) -> str:
         """A token's own text; a replacement character if the token is part of a character."""
         text = self._texts.get(token_id)

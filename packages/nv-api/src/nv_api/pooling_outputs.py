@@ -1,0 +1,175 @@
+"""The results of pooling requests: vLLM's PoolingRequestOutput and its kin.
+
+Owns their shapes, and how fp32 values become Python's: when they are read, so that a list of many
+embeddings is not made into many floats that no caller reads. Never computes a result.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from nv_engine import PooledRows
+    from torch import Tensor
+
+
+class PooledValues(NamedTuple):
+    """The values of one prompt as the engine returns them."""
+
+    rows: "PooledRows | None"
+    """None if the request failed or was aborted."""
+    is_of_tokens: bool
+    """Whether there is a row for each token."""
+    error: str | None = None
+    """Why there are none."""
+
+    def floats(self) -> list[float]:
+        """All values, row after row.
+
+        Raises:
+            RuntimeError: the request failed; the message is its reason.
+        """
+        return array("f", self._found().values).tolist()
+
+    def tensor(self) -> "Tensor":
+        """The values as fp32: [width], or [tokens, width]; raises as `floats`."""
+        import torch  # noqa: PLC0415  # nv_api imports it only where a tensor is wanted
+
+        rows = self._found()
+        values = torch.frombuffer(bytearray(rows.values), dtype=torch.float32)
+        return values.view(-1, rows.width) if self.is_of_tokens else values
+
+    @property
+    def width(self) -> int:
+        """Values of a row; raises as `floats`."""
+        return self._found().width
+
+    def _found(self) -> "PooledRows":
+        if self.rows is None:
+            raise RuntimeError(f"this request has no result: {self.error}")
+        return self.rows
+
+
+class PoolingOutput:
+    """A result as a tensor.
+
+    Reading a result of a request that failed raises a RuntimeError with the reason; the request's
+    `error` has it too. So it is with the other classes of results.
+    """
+
+    def __init__(self, values: PooledValues) -> None:
+        self._values = values
+
+    @cached_property
+    def data(self) -> "Tensor":
+        """fp32: [width], or of a token task [tokens, width]."""
+        return self._values.tensor()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(error={self._values.error!r})"
+
+
+class EmbeddingOutput(PoolingOutput):
+    """An embedding."""
+
+    @cached_property
+    def embedding(self) -> list[float]:
+        """Its numbers."""
+        return self._values.floats()
+
+    @property
+    def hidden_size(self) -> int:
+        """How many they are."""
+        return self._values.width
+
+
+class ClassificationOutput(PoolingOutput):
+    """Class values of a prompt."""
+
+    @cached_property
+    def probs(self) -> list[float]:
+        """One for each label: probabilities, unless `use_activation` is off."""
+        return self._values.floats()
+
+    @property
+    def num_classes(self) -> int:
+        """How many labels there are."""
+        return self._values.width
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    """The score of two texts.
+
+    Attributes:
+        score: their embeddings' cosine, or the value of a one-label head.
+    """
+
+    score: float
+
+
+Output_co = TypeVar("Output_co", covariant=True)
+
+
+class PoolingRequestOutput(Generic[Output_co]):
+    """The result of one pooling request; names follow vLLM.
+
+    Args:
+        request_id: the engine's id, or the one that the user gave (`AsyncLLM`).
+        outputs: the result.
+        prompt_token_ids: the prompt's tokens, after truncation.
+        num_cached_tokens: prompt tokens that the prefix cache had.
+        finished: True once there is a result or an error.
+        error: why there is no result; None if there is one.
+    """
+
+    def __init__(  # noqa: PLR0917  # vLLM's order
+        self,
+        request_id: int | str,
+        outputs: Output_co,
+        prompt_token_ids: list[int],
+        num_cached_tokens: int,
+        finished: bool,
+        error: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.outputs = outputs
+        self.prompt_token_ids = prompt_token_ids
+        self.num_cached_tokens = num_cached_tokens
+        self.finished = finished
+        self.error = error
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
+            f"num_cached_tokens={self.num_cached_tokens}, finished={self.finished})"
+        )
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The result of `embed`: `outputs.embedding`."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The result of `classify`: `outputs.probs`."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The result of `score`: `outputs.score`; NaN if a text's request failed."""
+
+
+def cosines(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[float]:
+    """Cosines of pairs of embeddings of length 1; NaN where a request has no result."""
+    import torch  # noqa: PLC0415  # as above
+
+    scores = [float("nan")] * len(first)
+    pairs = zip(first, second, strict=True)
+    places = [i for i, pair in enumerate(pairs) if None not in (pair[0].rows, pair[1].rows)]
+    if places:
+        both = (torch.stack([side[i].tensor() for i in places]) for side in (first, second))
+        left, right = both
+        for place, score in zip(places, (left * right).sum(-1).tolist(), strict=True):
+            scores[place] = score
+    return scores
