@@ -1,7 +1,15 @@
+"""Stop strings: the search in a text, and in the tokens of a completion."""
+
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nv_api.completion import Completion
+from nv_api.said import Place
 from nv_api.stopping import StopStrings
+from nv_api.tokenizer import Tokenizer
+from nv_engine import SamplingParams, TokenLogprobs
 
 words = st.text("ab", min_size=1, max_size=4)
 
@@ -110,3 +118,49 @@ def test_the_first_that_ends_while_armed(stops, pieces, num_unarmed):
     end, expected = ends[0] if ends else (len(text), None)
     assert found == expected
     assert shown == text[: end - len(expected or "")]
+
+
+def read_in(parts, params, place, ids, tokenizer):
+    """A completion that gets these tokens in parts, and the deltas that it gave meanwhile."""
+    completion = Completion(
+        0, params, tokenizer.detokenizer(params, []), tokenizer.token_text, place
+    )
+    deltas, at = [], 0
+    for size in parts:
+        part = ids[at : at + size]
+        at += size
+        logprobs = [TokenLogprobs([token], [-float(token)], 1) for token in part]
+        completion.begin()
+        ended = completion.extend(part, None, None, logprobs)
+        completion.begun = None
+        deltas.append(completion.delta())
+        if ended:
+            break
+    if completion.finish_reason is None:
+        completion.finish("length")
+        deltas.append(completion.delta())
+    return completion.output(), deltas
+
+
+@pytest.mark.parametrize("place", [None, Place.BEFORE, Place.INSIDE])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_burst_of_tokens_stops_where_single_tokens_do(byte_level, place, seed):
+    """Tokens after the one that completes a stop string are dropped, in bursts of any sizes."""
+    rng, tokenizer = random.Random(seed), Tokenizer(byte_level)
+    words = ["ST", "STOP", "a", "é🙂", "</think>", "<think>", "\n", "S", "T", "OP"]
+    text = ("<think>" if place is Place.BEFORE else "") + "".join(rng.choices(words, k=30))
+    ids = tokenizer.encode([text], add_special_tokens=False)[0]
+    stops = rng.sample(["ST", "STOP", "🙂a", "k>S", "TT", "\n\n"], 2)
+    params = SamplingParams(
+        stop=stops, min_tokens=rng.choice([0, 5]), max_tokens=999, logprobs=0,
+        include_stop_str_in_output=rng.random() < 0.5,
+    )  # fmt: skip
+    one, _ = read_in([1] * len(ids), params, place, ids, tokenizer)
+    for _ in range(6):
+        sizes = rng.choices([1, 2, 3, 7, 40], k=len(ids))
+        burst, deltas = read_in(sizes, params, place, ids, tokenizer)
+        for name in ("text", "token_ids", "finish_reason", "stop_reason", "cumulative_logprob"):
+            assert getattr(burst, name) == getattr(one, name), name
+        assert "".join(delta.text for delta in deltas) == one.text
+        assert [token for delta in deltas for token in delta.token_ids] == one.token_ids
+        assert [each for delta in deltas for each in delta.logprobs] == list(one.logprobs)

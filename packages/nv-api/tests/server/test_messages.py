@@ -284,6 +284,8 @@ WRONG = [
     ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]),
     ("messages", [{"role": "assistant", "content": [
         {"type": "tool_use", "id": "a", "name": "f"}]}]),
+    ("messages", [{"role": "assistant", "content": [
+        {"type": "tool_use", "name": "f", "input": {}}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "thinking"}]}]),
     ("system", 5),

@@ -288,6 +288,7 @@ WRONG = [
     ("input", [{"type": "web_search_call", "id": "a"}], "input.0.type"),
     ("input", [{"type": "function_call", "name": "a"}], "input.0.call_id"),
     ("input", [{"type": "function_call", "name": "a", "call_id": "c", "arguments": "{"}], None),
+    ("input", [{"type": "function_call", "name": "a", "call_id": "c"}], "input.0.arguments"),
     ("input", [{"type": "function_call_output", "call_id": "c"}], "input.0.output"),
     ("input", [{"type": "reasoning", "content": [5]}], "input.0"),
     ("input", [{"type": "reasoning", "content": 5}], "input.0.content"),

@@ -65,6 +65,8 @@ class ToolCalls:
         dialect: the class that reads the inside of a call.
         functions: the functions that may be called, for the types of their parameters.
         ids: returns the id of each call.
+        is_forced: the content is calls and nothing else, so that an end which was cut off is a part
+            of a call.
     """
 
     def __init__(
@@ -72,10 +74,13 @@ class ToolCalls:
         dialect: type[Dialect],
         functions: Sequence[Function] = (),
         ids: Callable[[], str] = new_id,
+        *,
+        is_forced: bool = False,
     ) -> None:
         self._dialect = dialect
         self._functions = functions
         self._ids = ids
+        self._is_forced = is_forced
         self._passage = Passage(_OPENS, "\n", is_at_tag=False)
         self._call: Dialect | None = None
         self._opening = ""
@@ -105,6 +110,8 @@ class ToolCalls:
         """Return what was held back, at the end of the text."""
         events: list[Event] = []
         call = self._call
+        if self._is_forced and not (call and self._is_begun):
+            return []
         if call is None:
             _add(events, self._passage.finish())
         elif self._is_begun:

@@ -78,8 +78,9 @@ def _add(item: Any, place: str, messages: _Messages) -> None:  # noqa: ANN401
         turn = messages.turn("reasoning_content", "content", "tool_calls")
         turn["reasoning_content"] = _thought(item, place)
     elif kind == "function_call":
-        function = {"name": _text(item, "name", place), "arguments": item.get("arguments")}
-        call = {"id": _text(item, "call_id", place), "type": "function", "function": function}
+        call_id, name = _text(item, "call_id", place), _text(item, "name", place)
+        function = {"name": name, "arguments": _existing(item, "arguments", place)}
+        call = {"id": call_id, "type": "function", "function": function}
         messages.turn().setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         call_id = _text(item, "call_id", place)

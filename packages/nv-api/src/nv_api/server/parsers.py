@@ -70,18 +70,21 @@ class Parsers:
             return []
         return [ThoughtTokens(prompt.place, self.token_text) for _ in range(num_completions)]
 
-    def speech(self, prompt: TokenPrompt, functions: Sequence[Function]) -> Speech:
+    def speech(
+        self, prompt: TokenPrompt, functions: Sequence[Function], *, is_forced: bool
+    ) -> Speech:
         """A reader of one answer to a prompt that has its place.
 
         Args:
             prompt: the prompt.
             functions: those that the answer may call; none: tags of calls are content.
+            is_forced: the answer is calls and nothing else.
         """
         thoughts = calls = None
         if self.thoughts is not None and prompt.place not in (None, Place.AFTER):
             thoughts = self.thoughts(prompt.place)
         if self.dialect is not None and functions:
-            calls = ToolCalls(self.dialect, functions)
+            calls = ToolCalls(self.dialect, functions, is_forced=is_forced)
         return Speech(thoughts, calls)
 
 

@@ -105,7 +105,9 @@ class ChatJob:
 
     def speech(self, prompt: TokenPrompt) -> Speech:
         """A reader of one completion of a rendered prompt."""
-        return self._service.parsers.speech(prompt, [*self._tools.functions.values()])
+        tools = self._tools
+        functions = [*tools.functions.values()]
+        return self._service.parsers.speech(prompt, functions, is_forced=tools.is_forced)
 
     def _form(self, prompt: TokenPrompt) -> ChatForm:
         parsers = self._service.parsers

@@ -34,7 +34,7 @@ _ITEMS = [
         "required": ["role", "content"],
         "properties": {
             "type": {"const": "message"},
-            "role": {"enum": ["user", "assistant", "system", "developer"]},
+            "role": _NAME,
             "content": _CONTENT,
         },
     },
