@@ -196,7 +196,9 @@ def loaded_tensors():
 @pytest.fixture(scope="session")
 def tiny_models():
     """The module that writes a tiny checkpoint of each architecture."""
-    return load_beside("tiny_models")
+    module = load_beside("tiny_models")
+    module.randomize = randomize
+    return module
 
 
 @pytest.fixture(scope="session")

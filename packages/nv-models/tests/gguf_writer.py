@@ -24,6 +24,7 @@ NAMES = {
     "post_attention_layernorm": "ffn_norm",
 }
 OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+PERMUTED = {"llama", "smollm3", "granite"}
 SPECIAL = ["<|end|>", "<|turn|>"]
 CHAT_TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}<|end|>{% endfor %}"
 
@@ -81,7 +82,7 @@ def write_gguf(
     tokenizer's (None takes one out); the returned tensors are fp32 under the checkpoint's names.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = config["model_type"]
+    architecture = {"gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
     writer = GGUFWriter(file, architecture)
     section = {
         "block_count": config["num_hidden_layers"],
@@ -91,7 +92,7 @@ def write_gguf(
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "attention.key_length": config["head_dim"],
+        "attention.key_length": head_dim_of(config),
         "rope.freq_base": 10000.0,
         **(metadata or {}),
     }
@@ -101,7 +102,7 @@ def write_gguf(
     add_values(writer, {f"tokenizer.ggml.{key}": value for key, value in values.items()})
     writer.add_string("tokenizer.chat_template", CHAT_TEMPLATE)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    kept = add_tensors(writer, folder, kind, heads if architecture == "llama" else {})
+    kept = add_tensors(writer, folder, kind, heads if architecture in PERMUTED else {})
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     writer.write_header_to_file()
@@ -117,7 +118,7 @@ def add_tensors(
     """Add every tensor, the projections in `heads` with their rows permuted."""
     from gguf.quants import dequantize  # noqa: PLC0415
 
-    kept = {}
+    kept, names = {}, NAMES | norm_names(folder)
     for name, tensor in load_file(folder / "model.safetensors").items():
         module, _, leaf = name.rpartition(".")
         array, stored = (
@@ -132,7 +133,23 @@ def add_tensors(
             target = OUTER[module]
         else:
             layer, inner = module.removeprefix("model.layers.").split(".", 1)
-            target = f"blk.{layer}.{NAMES[inner]}"
+            target = f"blk.{layer}.{names[inner]}"
         data = np.ascontiguousarray(quantize(np.ascontiguousarray(array), stored))
         writer.add_tensor(f"{target}.{leaf}", data, raw_dtype=stored)
     return kept
+
+
+def head_dim_of(config: dict) -> int:
+    """The elements of a head."""
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def norm_names(folder: Path) -> dict[str, str]:
+    """The names of norms of architectures without a norm before attention."""
+    names = load_file(folder / "model.safetensors")
+    if any("input_layernorm" in name for name in names):
+        return {}
+    return {
+        "post_attention_layernorm": "post_attention_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }

@@ -41,6 +41,37 @@ def test_equals_the_dequantized_checkpoint(
     assert torch.equal(logits, paged_runner(expected).step(PROMPT))
 
 
+KEYS = {
+    "Qwen2": {},
+    "SmolLM3": {"rope.freq_base": 2000000.0},
+    "Granite": {
+        "attention.scale": 0.4,
+        "embedding_scale": 3.0,
+        "residual_scale": 0.6,
+        "logit_scale": 2.0,
+    },
+    "Olmo2": {},
+}
+"""The keys that llama.cpp's converter writes besides the usual ones."""
+CHANGES = {
+    "Qwen2": {"use_sliding_window": False},
+    "SmolLM3": {"no_rope_layers": [1, 1, 1, 0], "use_sliding_window": False},
+    "Olmo2": {"attention_bias": False},
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_other_architectures(tiny_models, paged_runner, write_gguf, tmp_path, name):
+    folder = tiny_models.write_tiny_model(
+        tmp_path / "source", name, tiny_models.randomize, **CHANGES.get(name, {})
+    )
+    kept = write_gguf(folder, tmp_path / "model.gguf", Kind.F32, metadata=KEYS[name])
+    save_file(kept, folder / "model.safetensors")
+    expected, model = load_model(folder), load_model(tmp_path / "model.gguf", dtype="float32")
+    logits = paged_runner(model).step(PROMPT)
+    torch.testing.assert_close(logits, paged_runner(expected).step(PROMPT), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_reads_its_shards(tiny_checkpoint, write_gguf, tmp_path, rank):
     folder = tiny_checkpoint("llama", attention_bias=True)
@@ -65,7 +96,7 @@ def test_folder_holds_config_tokenizer_and_link(tiny_checkpoint, write_gguf, tmp
     config, original = read_config(folder), read_config(source)
     assert config.dtype == torch.float16
     assert config.eos_token_ids == (0, 1)  # end of text, end of turn
-    for name in ("vocab_size", "hidden_size", "head_dim", "num_kv_heads", "rope", "num_layers"):
+    for name in ("vocab_size", "hidden_size", "head_dim", "num_kv_heads", "ropes", "num_layers"):
         assert getattr(config, name) == getattr(original, name)
 
     written = (folder / "config.json").stat().st_mtime_ns
@@ -143,7 +174,9 @@ def test_llama3_rope_is_read_from_its_factors(tiny_checkpoint, write_gguf, tmp_p
 
 def test_unsupported_architecture(write_header, tmp_path):
     write_header(tmp_path / "model.gguf", "gemma3", {})
-    with pytest.raises(ValueError, match=r"'gemma3', which is not supported; .* llama, qwen3"):
+    with pytest.raises(
+        ValueError, match=r"'gemma3', which is not supported; .* llama, olmo2, qwen2, qwen3, smoll"
+    ):
         resolve(tmp_path / "model.gguf")
     assert not list((tmp_path / "cache" / "nv" / "gguf").iterdir())
 

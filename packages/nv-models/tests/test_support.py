@@ -7,6 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from nv_models import RopeConfig, load_model, read_config, resolve
+from nv_models.architectures import ARCHITECTURES
 from safetensors.torch import load_file, save_file
 
 YARN = {
@@ -188,7 +189,7 @@ def test_biases_of_gguf(gguf, tiny_checkpoint, paged_runner):
 )
 def test_tensors_of_gguf_that_have_no_place(write_header, tmp_path, monkeypatch, names, message):
     from nv_models.checkpoint.gguf.header import Header, TensorInfo  # noqa: PLC0415
-    from nv_models.checkpoint.gguf.metadata import known_layers  # noqa: PLC0415
+    from nv_models.checkpoint.gguf.metadata import biased_groups, known_layers  # noqa: PLC0415
     from nv_models.checkpoint.gguf.support import refuse_tensors  # noqa: PLC0415
 
     info = TensorInfo((4, 4), 0, 0, tmp_path)
@@ -197,8 +198,9 @@ def test_tensors_of_gguf_that_have_no_place(write_header, tmp_path, monkeypatch,
         {"general.architecture": "llama"},
         dict.fromkeys(["token_embd.weight", "blk.1.attn_q.bias", *names], info),
     )
+    row = ARCHITECTURES["LlamaForCausalLM"]
     with pytest.raises(ValueError, match=message):
-        refuse_tensors(header, known_layers("llama"))
+        refuse_tensors(header, known_layers(row), biased_groups(row))
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,6 @@ OLMO2 = Architecture(
     norm_kind=NormKind(in_fp32=True),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
     gguf="olmo2",
-    gguf_tensors={
-        "post_attention_norm": "post_attention_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-    },
 )
 OLMO3 = replace(
     OLMO2,

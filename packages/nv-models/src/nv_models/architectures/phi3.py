@@ -14,7 +14,4 @@ PHI3 = Architecture(
         "bos_token_id": 1,
         "eos_token_id": 32000,
     },
-    gguf="phi3",
-    gguf_tensors={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    gguf_fields={"attention.sliding_window": "sliding_window"},
 )

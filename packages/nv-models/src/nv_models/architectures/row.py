@@ -108,7 +108,6 @@ class Architecture:
         defaults: fields that transformers' config class adds where config.json lacks them.
         gguf: `general.architecture` of its GGUF files; None: llama.cpp does not write it.
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
-        gguf_tensors: names of its layers in GGUF files, where they are not the usual ones.
         gguf_fields: fields of config.json by keys of a GGUF file, which are read besides the usual.
     """
 
@@ -130,5 +129,4 @@ class Architecture:
     defaults: Values = field(default_factory=dict)
     gguf: str | None = None
     gguf_rotates_neighbours: bool = False
-    gguf_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)

@@ -7,18 +7,19 @@ weight.
 import numpy as np
 import torch
 
-from nv_models.architectures import GGUF_NAMES
+from nv_models.architectures import ARCHITECTURES, GGUF_NAMES, Architecture
 from nv_models.checkpoint.gguf.ends import end_ids
 from nv_models.checkpoint.gguf.header import AGAIN, Header, Value
 from nv_models.checkpoint.gguf.section import Section
 from nv_models.checkpoint.gguf.support import (
-    BIASES,
     MLP,
+    OUTPUT,
+    QKV,
     has_biases,
     refuse_keys,
     refuse_tensors,
 )
-from nv_models.checkpoint.gguf.tensors import NAMES, ROPE_FACTORS, float_dtype
+from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype, names_of
 from nv_models.rope import RopeConfig, frequencies, yarn_attention_factor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -42,9 +43,12 @@ def config_json(header: Header) -> dict[str, Value]:
     refuse_other_head(header)
     num_heads = sizes.size("attention.head_count")
     head_dim = sizes.size("attention.key_length", hidden_size // num_heads)
-    refuse_keys(sizes, head_dim)
-    refuse_tensors(header, known_layers(header.architecture))
+    row = ARCHITECTURES[GGUF_NAMES[header.architecture]]
+    refuse_keys(sizes, head_dim, row.gguf_fields.keys())
+    biased = biased_groups(row)
+    refuse_tensors(header, known_layers(row), biased)
     tokens = Section(header, "tokenizer.ggml")
+    own = {field: sizes.value(key) for key, field in row.gguf_fields.items()}
     return {
         "architectures": [GGUF_NAMES[header.architecture]],
         "model_type": header.architecture,
@@ -55,24 +59,30 @@ def config_json(header: Header) -> dict[str, Value]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": sizes.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        row.activation_field: row.activation,
         "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": sizes.size("context_length"),
         "rope_parameters": rope_parameters(sizes, head_dim),
-        "attention_bias": has_biases(header, BIASES),
-        "mlp_bias": has_biases(header, MLP),
+        "attention_bias": has_biases(header, biased[0]),
+        "mlp_bias": has_biases(header, biased[1]),
         "tie_word_embeddings": HEAD not in header.tensors,
         "bos_token_id": tokens.index("bos_token_id", vocab_size),
         "eos_token_id": end_ids(tokens, vocab_size),
         "dtype": str(float_dtype(header)).removeprefix("torch."),
+        **{field: value for field, value in own.items() if value is not None},
     }
 
 
-def known_layers(architecture: str) -> set[str]:
+def known_layers(row: Architecture) -> set[str]:
     """The names of an architecture's layers in GGUF files."""
-    llama_only = {ROPE_FACTORS.removesuffix(".weight")}
-    qwen3_only = {"attn_q_norm", "attn_k_norm"}
-    return NAMES.keys() - qwen3_only | (llama_only if architecture == "llama" else qwen3_only)
+    factors = {ROPE_FACTORS.removesuffix(".weight")} if row.gguf == "llama" else set()
+    return set(names_of(row)) | factors
+
+
+def biased_groups(row: Architecture) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The matrices of attention, and of the MLP, that may have biases: all of a group or none."""
+    attention = (QKV if row.qkv_bias else ()) + (OUTPUT if row.output_bias else ())
+    return attention, MLP if row.mlp_bias else ()
 
 
 def matrix_shape(header: Header, name: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ gguf-py/gguf/constants.py), and the tensors that a model has a place for. Never 
 """
 
 import re
+from collections.abc import Collection, Sequence
 
 from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section, shown
@@ -44,16 +45,25 @@ NUMBERS = re.compile(
     r"|.*(cap|clamp|expert|moe|multiplier|nextn|norm|pooling|residual|scal|sparsity|window).*"
 )
 """Keys that may change the numbers; other keys that are not read are names and sizes."""
-BIASES = ("attn_q", "attn_k", "attn_v", "attn_output")
+QKV = ("attn_q", "attn_k", "attn_v")
+OUTPUT = ("attn_output",)
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 
-def refuse_keys(sizes: Section, head_dim: int) -> None:
-    """Raise ValueError for a key that would change the numbers and is not read."""
+def refuse_keys(sizes: Section, head_dim: int, read: Collection[str]) -> None:
+    """Raise ValueError for a key that would change the numbers and is not read.
+
+    Args:
+        sizes: the keys of the architecture.
+        head_dim: D.
+        read: keys that this architecture reads, besides READ.
+    """
     same = {"attention.value_length": head_dim, "attention.scale": head_dim**-0.5}
     for name, value in sizes.header.metadata.items():
         key = name.removeprefix(f"{sizes.name}.")
         if key == name or not NUMBERS.fullmatch(key) or key in READ | WITHOUT_EFFECT:
+            continue
+        if key in read:
             continue
         neutral = same.get(key, NEUTRAL.get(key, 0))
         if is_near(value, neutral) or is_near(value, 0) or (key in FACTORS and is_near(value, 1)):
@@ -68,33 +78,35 @@ def is_near(value: object, neutral: float | bool) -> bool:
     return isinstance(value, int | float) and abs(value - neutral) <= 1e-6 * abs(neutral)
 
 
-def refuse_tensors(header: Header, known: set[str]) -> None:
+def refuse_tensors(header: Header, known: set[str], biased: Sequence[tuple[str, ...]]) -> None:
     """Raise ValueError for tensors, biases included, that the architecture has no place for.
 
     Args:
         header: of the file.
         known: the names of layers that have a weight, without `blk.N.`.
+        biased: groups of those that may have biases: all of a group or none.
     """
-    unknown = [name for name in header.tensors if not has_place(name, known)]
+    may_have = {name for group in biased for name in group}
+    unknown = [name for name in header.tensors if not has_place(name, known, may_have)]
     if unknown:
         hint = " (a mixture of experts)" if any(EXPERTS.search(name) for name in unknown) else ""
         raise ValueError(
             f"{header.file} holds {', '.join(first_few(unknown))}{hint}, which is not supported by "
             f"the architecture {header.architecture!r} here"
         )
-    for group in (BIASES, MLP):
+    for group in biased:
         has_biases(header, group)
 
 
 EXPERTS = re.compile(r"_exps?\b|_shexp|gate_inp")
 
 
-def has_place(name: str, known: set[str]) -> bool:
+def has_place(name: str, known: set[str], biased: set[str]) -> bool:
     """Whether a model of these layers reads a tensor of that name."""
     match = re.fullmatch(r"(?:blk\.\d+\.)?(\w+)\.(weight|bias)", name)
     if not match or match[1] not in known:
         return False
-    return match[2] == "weight" or match[1] in BIASES + MLP
+    return match[2] == "weight" or match[1] in biased
 
 
 def has_biases(header: Header, group: tuple[str, ...]) -> bool:

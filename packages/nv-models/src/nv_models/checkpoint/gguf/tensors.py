@@ -13,7 +13,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from nv_models.architectures import ARCHITECTURES, GGUF_NAMES
+from nv_models.architectures import ARCHITECTURES, GGUF_NAMES, Architecture
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
 from nv_models.checkpoint.gguf.section import Section
@@ -24,19 +24,16 @@ NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-OWN_NAMES = {ours: own for own, ours in NAMES.items()}
+"""The usual names of layers; an architecture's row may have others (`names_of`)."""
+HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FLOAT_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
     GGMLQuantizationType.F16: torch.float16,
@@ -54,8 +51,11 @@ class GGUFCheckpoint:
         self.broken: list[str] = []
         self.incomplete = False
         self._header = header
+        self._row = ARCHITECTURES[GGUF_NAMES[header.architecture]]
+        self._names = names_of(self._row)
+        self._own_names = {ours: own for own, ours in self._names.items()}
         self._tensors = {
-            checkpoint_name(name): info
+            checkpoint_name(name, self._names): info
             for name, info in header.tensors.items()
             if name != ROPE_FACTORS
         }
@@ -81,7 +81,7 @@ class GGUFCheckpoint:
 
     def name_in_file(self, name: str) -> str:
         """The checkpoint's name, and GGUF's after it."""
-        own = gguf_name(name)
+        own = gguf_name(name, self._own_names)
         return name if own == name else f"{name} ({own} in the file)"
 
     def dtype(self) -> torch.dtype:
@@ -102,6 +102,8 @@ class GGUFCheckpoint:
         for first in range(0, len(order), step):
             chunk = rows[order[first : first + step]]
             values = dequantize(chunk, GGMLQuantizationType(info.kind))  # [step, K] fp32
+            if name.endswith("norm.weight"):  # llama.cpp's converter added it
+                values = values - np.float32(self._row.norm_kind.offset)
             target[first : first + step].copy_(torch.from_numpy(values)[:, columns])
 
     def _rows(self, info: TensorInfo) -> np.ndarray:
@@ -115,11 +117,9 @@ class GGUFCheckpoint:
         """Which of the file's rows is the checkpoint's i-th row."""
         order = np.arange(num_rows)
         projection = name.split(".")[-2]
-        architecture = self._header.architecture
-        row = ARCHITECTURES[GGUF_NAMES[architecture]]
-        if not row.gguf_rotates_neighbours or projection not in {"q_proj", "k_proj"}:
+        if not self._row.gguf_rotates_neighbours or projection not in {"q_proj", "k_proj"}:
             return order
-        sizes = Section(self._header, architecture)
+        sizes = Section(self._header, self._header.architecture)
         heads = sizes.size("attention.head_count")
         if projection == "k_proj":
             heads = sizes.size("attention.head_count_kv", heads)
@@ -127,22 +127,35 @@ class GGUFCheckpoint:
         return order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def checkpoint_name(name: str) -> str:
+def names_of(row: Architecture) -> dict[str, str]:
+    """The names of an architecture's layers in GGUF files, and in checkpoints."""
+    norms = row.norms
+    named = {
+        "attn_norm": norms.before_attention,
+        "post_attention_norm": norms.after_attention,
+        "ffn_norm": norms.before_mlp,
+        "post_ffw_norm": norms.after_mlp,
+    }
+    heads = HEAD_NORMS if row.qk_norm else {}
+    return NAMES | heads | {own: name for own, name in named.items() if name is not None}
+
+
+def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names as is."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
-    if not match or match[2] not in NAMES:
+    if not match or match[2] not in names:
         return name
     layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{NAMES[match[2]]}.{match[3]}"
+    return f"{layer}{names[match[2]]}.{match[3]}"
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, own_names: Mapping[str, str]) -> str:
     """The inverse of `checkpoint_name`; unknown names as is."""
     match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(\S+)\.(weight|bias)", name)
-    if not match or match[2] not in OWN_NAMES:
+    if not match or match[2] not in own_names:
         return name
     layer = f"blk.{match[1]}." if match[1] else ""
-    return f"{layer}{OWN_NAMES[match[2]]}.{match[3]}"
+    return f"{layer}{own_names[match[2]]}.{match[3]}"
 
 
 def row_bytes(width: int, kind: int) -> int:
