@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nv_api import LLM, SamplingParams
+from nv_api import LLM, PoolingParams, SamplingParams
 
 ray = pytest.importorskip("ray")  # in the package's test group; not on every machine with cards
 
-from nv_api.ray import NvPredictor  # noqa: E402
+from nv_api.ray import NvPooler, NvPredictor  # noqa: E402
 from nv_api.start import start  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
@@ -203,3 +203,47 @@ def test_a_node_is_lost_and_no_prompt_with_it(cluster, checkpoint, llm, tmp_path
         {name: np.array([r[name] for r in found], dtype=object) for name in found[0]}
     ) == (said(llm, prompts))
     assert len(list(tmp_path.iterdir())) >= 3  # its work was done again, elsewhere
+
+
+@pytest.fixture(scope="module")
+def pooler(checkpoint):
+    return NvPooler(checkpoint, pooling_task="embed", runner="pooling", **OPTIONS)
+
+
+def test_rows_are_pooled(pooler, checkpoint):
+    """Each row has its embedding, by its own parameters, or its error; the others do not mind."""
+    rows = {
+        "prompt": objects("hello", "hello", "", "x" * 500, "a", "b"),
+        "pooling_params": objects(None, {"dimensions": 4.0, "normalize": False}, None, None,
+                                  {"dimensions": 0.0}, {"zzz": 1}),
+    }  # fmt: skip
+    batch = pooler(rows)
+    with LLM(checkpoint, runner="pooling", **OPTIONS) as llm:
+        params = [PoolingParams(), PoolingParams(dimensions=4, normalize=False)]
+        want = [o.outputs.embedding for o in llm.embed(["hello"] * 2, params, use_tqdm=False)]
+    assert batch["error"].tolist()[:2] == [None, None]
+    for found, each in zip(batch["pooled"][:2], want, strict=True):
+        assert found == pytest.approx(each, abs=1e-6)
+    assert batch["pooled"].tolist()[2:] == [None] * 4
+    words = ["is empty", "500 tokens", "dimensions is 0", "no option 'zzz'"]
+    for error, word in zip(batch["error"][2:], words, strict=True):
+        assert word in error
+
+
+def test_a_pooler_whose_device_fails_is_started_again_once(pooler):
+    def fail(batch):
+        raise RuntimeError("fell off the bus")
+
+    first = pooler._started
+    first.session._engine.executor.submit = fail
+    with pytest.warns(UserWarning, match="1 completion ended .*fell off the bus"):
+        batch = pooler({"prompt": objects("hello")})
+    assert pooler._started is not first
+    assert (batch["error"].tolist(), len(batch["pooled"][0])) == ([None], 64)
+
+
+def test_a_pooler_needs_a_model_that_pools(checkpoint):
+    with pytest.raises(ValueError, match="does not pool"):
+        NvPooler(checkpoint, pooling_task="embed", **OPTIONS)
+    with pytest.raises(ValueError, match="encode needs a task"):
+        NvPooler(checkpoint, runner="pooling", **OPTIONS)

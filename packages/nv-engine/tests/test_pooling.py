@@ -75,7 +75,8 @@ def truth(states, mode, prompt, params):
 
 def start(folder, **options):
     sizes = {"max_model_len": MAX_LEN, "kvcache_block_size": 16, "num_kvcache_blocks": 40}
-    config = EngineConfig(model=str(folder), device="cpu", **{"max_num_seqs": 8} | sizes | options)
+    defaults = {"max_num_seqs": 8, "device": "cpu", **sizes}
+    config = EngineConfig(model=str(folder), **defaults | options)
     return Engine(config)
 
 

@@ -1,4 +1,6 @@
-"""NvPredictor: prompts of a Ray Data set in, texts out, one engine per actor.
+"""NvPredictor and NvPooler: prompts of a Ray Data set in, texts or results out.
+
+There is one engine per actor.
 
 Owns how a batch of rows becomes requests and how results become columns. Never places actors: the
 arguments of `map_batches` decide how many there are, and how many cards each has.
@@ -9,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from nv_engine import SamplingParams, StructuredOutputsParams
+from nv_engine import PoolingParams, SamplingParams, StructuredOutputsParams
 
 from nv_api.conversation import Rendering, chat_prompt, conversation_list
-from nv_api.outputs import CompletionOutput
-from nv_api.prompts import TokenPrompt, single_prompt, tokenize
+from nv_api.pooled_request import PooledRequest
+from nv_api.pooling import existing_pooler, with_task
+from nv_api.pooling_prompts import truncated, with_prompt
+from nv_api.prompts import Prompt, TokenPrompt, single_prompt, tokenize
 from nv_api.request import Request
 from nv_api.start import Started, start
 
@@ -54,6 +58,11 @@ class NvPredictor:
     column "error"; the other rows run. If the device fails, a new engine runs the rows that were
     lost; if that fails too, an error is raised.
     """
+
+    own_params = "sampling_params"
+    """The column of parameters."""
+    columns: tuple[str, ...] = tuple(Prediction.__annotations__)
+    """The new columns."""
 
     def __init__(
         self,
@@ -99,13 +108,13 @@ class NvPredictor:
             raise ValueError(
                 f"the columns are {', '.join(batch)}: one must be {' or '.join(PROMPT_COLUMNS)}"
             )
-        names = [name for name in (*PROMPT_COLUMNS, "sampling_params") if name in batch]
+        names = [name for name in (*PROMPT_COLUMNS, self.own_params) if name in batch]
         columns = [batch[name] for name in names]
         rows = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         predictions = self.predict(rows)
         return batch | {
             name: _column([getattr(prediction, name) for prediction in predictions])
-            for name in Prediction.__annotations__
+            for name in self.columns
         }
 
     def predict(self, rows: Sequence[Row]) -> list[Prediction]:
@@ -114,19 +123,14 @@ class NvPredictor:
         Raises:
             RuntimeError: the device failed again after a new start.
         """
-        found = dict(enumerate(self._attempt(rows)))
-        lost = [index for index, each in found.items() if _was_lost(each)]
-        if lost:
-            self._started.session.close()
-            self._started = self._start()
-            found |= zip(lost, self._attempt([rows[index] for index in lost]), strict=True)
         predictions = []
-        for each in found.values():
-            if isinstance(each, CompletionOutput):
+        for each in self._run(rows):
+            if isinstance(each, Request):
+                output = each.output().outputs[0]
                 if _was_lost(each):
-                    raise RuntimeError(f"the device failed twice: {each.stop_reason}")
-                reason = each.finish_reason or "abort"
-                predictions.append(Prediction(each.text, list(each.token_ids), reason))
+                    raise RuntimeError(f"the device failed twice: {output.stop_reason}")
+                reason = output.finish_reason or "abort"
+                predictions.append(Prediction(output.text, list(output.token_ids), reason))
             else:
                 predictions.append(Prediction(None, None, "error", str(each)))
         return predictions
@@ -134,13 +138,30 @@ class NvPredictor:
     def _start(self) -> Started:
         return start(self._model, self._options)
 
-    def _attempt(self, rows: Sequence[Row]) -> list[CompletionOutput | Exception]:
-        """Each row's completion, or the error of a row that cannot be run."""
+    def _run(self, rows: Sequence[Row]) -> list[Request | Exception]:
+        """Each row's request, or the error of a row that cannot be run.
+
+        Rows that a failed device has lost run once more, on a new engine.
+        """
+        found = dict(enumerate(self._attempt(rows)))
+        lost = [index for index, each in found.items() if _was_lost(each)]
+        if lost:
+            self._started.session.close()
+            self._started = self._start()
+            found |= zip(lost, self._attempt([rows[index] for index in lost]), strict=True)
+        return list(found.values())
+
+    def _add(self, row: Row) -> list[Request]:
+        """Queue the request of a row."""
+        return self._started.session.add([self._prompt(row)], [self._params_of(row)])
+
+    def _attempt(self, rows: Sequence[Row]) -> list[Request | Exception]:
+        """Each row's request, which has ended, or the error of a row that cannot be run."""
         session = self._started.session
         added: list[Request | Exception] = []
         for row in rows:
             try:
-                added += session.add([self._prompt(row)], [self._params_of(row)])
+                added += self._add(row)
             except (ValueError, TypeError, NotImplementedError) as error:
                 added.append(error)
         try:
@@ -151,7 +172,7 @@ class NvPredictor:
                 if isinstance(each, Request):
                     session.abort(each.request_id)
             raise
-        return [e.output().outputs[0] if isinstance(e, Request) else e for e in added]
+        return added
 
     def _prompt(self, row: Row) -> TokenPrompt:
         given = {name: _plain(row[name]) for name in PROMPT_COLUMNS if name in row}
@@ -161,21 +182,110 @@ class NvPredictor:
         if "messages" in given:
             (conversation,) = conversation_list([given["messages"]])
             return chat_prompt(self._started.tokenizer, conversation, self._rendering)
-        (prompt,) = tokenize([single_prompt(given)], self._started.tokenizer)
+        (prompt,) = tokenize([self._named(single_prompt(given))], self._started.tokenizer)
+        return prompt
+
+    def _named(self, prompt: Prompt) -> Prompt:
+        """The prompt with what goes in front of its text."""
         return prompt
 
     def _params_of(self, row: Row) -> SamplingParams:
-        own = row.get("sampling_params")
-        if own is None:
-            return self._params
-        if not isinstance(own, Mapping):
-            raise ValueError(f"sampling_params is {own!r}: it must be a dict")
-        return _single(_changed(self._params, own))
+        own = _mapping("sampling_params", row.get("sampling_params"))
+        return _single(_changed(self._params, own)) if own else self._params
 
 
-def _was_lost(found: CompletionOutput | Exception) -> bool:
-    """True for a completion that ended because the device failed."""
-    return isinstance(found, CompletionOutput) and found.finish_reason == "error"
+class Pooled(NamedTuple):
+    """The result of a row that is pooled; its fields are the new columns."""
+
+    pooled: list[float] | list[list[float]] | None
+    """An embedding or class values; of a task of tokens one list per token."""
+    error: str | None = None
+    """Why the row has no result; None if it has one."""
+
+
+class NvPooler(NvPredictor):
+    """Pools the prompts of batches: `ds.map_batches(NvPooler, ...)`.
+
+    Columns and errors are as of `NvPredictor`; in place of "sampling_params" a row may have
+    "pooling_params": a dict of the fields of `PoolingParams` that differ for this row. A row gains
+    the columns of `Pooled`.
+    """
+
+    own_params = "pooling_params"
+    columns = tuple(Pooled.__annotations__)
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        pooling_task: str | None = None,
+        pooling_params: PoolingParams | Mapping[str, Any] | None = None,
+        prompt_name: str | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Load the model; all arguments go into `fn_constructor_kwargs`.
+
+        Args:
+            model: as in `LLM`; a folder must be at the same path on every node.
+            pooling_task: as of `LLM.encode`.
+            pooling_params: for rows without their own.
+            prompt_name: as of `LLM.encode`.
+            **options: as in `LLM`.
+
+        Raises:
+            ValueError: the model generates text, or has another task; and as `LLM` does.
+        """
+        self._model, self._options = model, options
+        self._rendering = Rendering()
+        self._started = self._start()
+        self._pooler = existing_pooler(self._started.pooler)
+        if not isinstance(pooling_params, PoolingParams):
+            pooling_params = PoolingParams(**(pooling_params or {}))
+        (self._pooling,) = with_task(pooling_params, pooling_task, 1, self._pooler)
+        with_prompt([], self._pooler, prompt_name)  # raises if the name is unknown
+        self._prompt_name = prompt_name
+
+    def predict(self, rows: Sequence[Row]) -> list[Pooled]:  # type: ignore[override]  # its rows
+        """Pool rows, in their order."""
+        return [_pooled(each) for each in self._run(rows)]
+
+    def _add(self, row: Row) -> list[Request]:
+        own = _mapping("pooling_params", row.get("pooling_params"))
+        params = replace(self._pooling, **{n: _count(v) for n, v in own.items() if v is not None})
+        session = self._started.session
+        kept = truncated([self._prompt(row)], [params], session.max_model_len)
+        return [*session.add_pooled(kept, [params])]
+
+    def _named(self, prompt: Prompt) -> Prompt:
+        (named,) = with_prompt([prompt], self._pooler, self._prompt_name)
+        return named
+
+
+def _count(value: Any) -> Any:  # noqa: ANN401
+    """A number of a column's as an int where it is whole."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _pooled(found: Request | Exception) -> Pooled:
+    if not isinstance(found, PooledRequest):
+        return Pooled(None, str(found))
+    if found.values.error is not None:
+        return Pooled(None, found.values.error)
+    return Pooled(found.values.tensor().tolist())
+
+
+def _was_lost(found: Request | Exception) -> bool:
+    """True for a request that ended because the device failed."""
+    return isinstance(found, Request) and found.completions[0].finish_reason == "error"
+
+
+def _mapping(name: str, given: object) -> dict[str, Any]:
+    """A row's own parameters, plain."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{name} is {given!r}: it must be a dict")
+    return {key: _plain(value) for key, value in given.items()}
 
 
 def _single(params: SamplingParams) -> SamplingParams:

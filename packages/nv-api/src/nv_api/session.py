@@ -98,6 +98,13 @@ class Session:
         requests = self._run(add, len(prompts), use_tqdm)
         return [request.output() for request in requests]
 
+    def add_pooled(
+        self, prompts: Sequence[TokenPrompt], params: Sequence["PoolingParams"]
+    ) -> list[PooledRequest]:
+        """Queue prompts that are to be pooled, all or none, for `step`."""
+        with self._alone():
+            return self._processor.pool(prompts, params)
+
     def pool(
         self, prompts: Sequence[TokenPrompt], params: Sequence["PoolingParams"], use_tqdm: UseTqdm
     ) -> list[PooledRequest]:
