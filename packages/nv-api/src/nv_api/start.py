@@ -101,8 +101,9 @@ def _tokenizer(given: keywords.Options, path: Path, config: ModelConfig) -> Toke
     tokenizer = Tokenizer(backend)
     if tokenizer.num_ids > config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {source} has {tokenizer.num_ids} token ids and the model of {path} "
-            f"has a vocabulary of {config.vocab_size}: give the tokenizer that the model was "
-            "trained with as tokenizer=…, or pass skip_tokenizer_init=True to work with token ids"
+            f"the tokenizer of {source_of(Path(source))} has {tokenizer.num_ids} token ids and the "
+            f"model of {source_of(path)} has a vocabulary of {config.vocab_size}: give the "
+            "tokenizer that the model was trained with as tokenizer=…, or pass "
+            "skip_tokenizer_init=True to work with token ids"
         )
     return tokenizer

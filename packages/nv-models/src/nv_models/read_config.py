@@ -13,6 +13,8 @@ from typing import Any
 import nv_kernels as nk
 
 from nv_models.architectures import ARCHITECTURES, Architecture, supported_architecture
+from nv_models.checkpoint.gguf.folder import source_of
+from nv_models.checkpoint.gguf.keys import naming_keys
 from nv_models.config import DTYPES, Gated, GenerationDefaults, LayerSpec, ModelConfig
 from nv_models.fields import (
     flag,
@@ -57,7 +59,8 @@ def read_config(path: str | Path) -> ModelConfig:
     with naming(generation_file):
         defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
         named = eos_ids(generation)
-    with naming(config_file):
+    source = source_of(folder)
+    with naming_keys(source, raw["model_type"]) if source != folder else naming(config_file):
         config = model_config(raw, defaults, named)
     for file, ids in ((config_file, eos_ids(raw)), (generation_file, named)):
         _warn_of_undrawable(file, ids, config.vocab_size)

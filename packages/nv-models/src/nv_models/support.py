@@ -88,10 +88,16 @@ def refuse_unsupported(values: Mapping[str, Any], row: Architecture) -> None:
         )
     num_q_heads = size(values, "num_attention_heads")
     num_kv_heads = size(values, "num_key_value_heads", num_q_heads)
+    hidden_size = size(values, "hidden_size")
+    if values.get("head_dim") is None and hidden_size % num_q_heads:
+        raise ValueError(
+            f"num_attention_heads {num_q_heads} does not divide hidden_size {hidden_size}, and "
+            "there is no head_dim: correct the file, or download it again"
+        )
     if num_q_heads % num_kv_heads:
         raise ValueError(
             f"num_attention_heads {num_q_heads} is not a multiple of "
-            f"num_key_value_heads {num_kv_heads}"
+            f"num_key_value_heads {num_kv_heads}: correct the file, or download it again"
         )
 
 

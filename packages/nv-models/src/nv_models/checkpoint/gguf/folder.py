@@ -16,6 +16,7 @@ import nv_kernels as nk
 
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.gguf.header import read_header
+from nv_models.checkpoint.gguf.keys import naming_keys
 from nv_models.checkpoint.gguf.parts import model_name, part_files
 from nv_models.fields import read_json
 from nv_models.rope import RopeConfig
@@ -75,8 +76,9 @@ def links(count: int) -> list[str]:
 
 
 def is_whole(folder: Path, count: int) -> bool:
-    """Whether every file is there."""
-    return all((folder / name).exists() for name in (*FILES, *links(count)))
+    """Whether every file is there; an empty one is what a power cut leaves of it."""
+    files = [folder / name for name in (*FILES, *links(count))]
+    return all(file.exists() and file.stat().st_size for file in files)
 
 
 def write_whole(files: list[Path], folder: Path) -> None:
@@ -104,8 +106,9 @@ def write_folder(files: list[Path], folder: Path) -> None:
         from nv_models.checkpoint.gguf.tokenizer import build_tokenizer  # noqa: PLC0415
         from nv_models.checkpoint.gguf.vocabulary import doubts  # noqa: PLC0415
 
-        config = config_json(header)
-        rope = RopeConfig.from_parameters(config["rope_parameters"])
+        with naming_keys(header.file, header.architecture):
+            config = config_json(header)
+            rope = RopeConfig.from_parameters(config["rope_parameters"])
         tokenizer = build_tokenizer(header, rope.reach(config["max_position_embeddings"]))
         tokenizer.save_pretrained(folder, save_jinja_files=False)  # so that FILES are all
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

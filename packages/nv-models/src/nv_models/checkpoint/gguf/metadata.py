@@ -20,7 +20,7 @@ from nv_models.checkpoint.gguf.support import (
     refuse_tensors,
 )
 from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype, names_of
-from nv_models.rope import RopeConfig, frequencies, yarn_attention_factor
+from nv_models.rope import USUAL_RANGE, RopeConfig, frequencies, yarn_attention_factor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -42,6 +42,7 @@ def config_json(header: Header) -> dict[str, Value]:
     vocab_size, hidden_size = matrix_shape(header, EMBEDDING)
     refuse_other_head(header)
     num_heads = sizes.size("attention.head_count")
+    refuse_other_width(sizes, hidden_size, num_heads)
     head_dim = sizes.size("attention.key_length", hidden_size // num_heads)
     row = ARCHITECTURES[GGUF_NAMES[header.architecture]]
     refuse_keys(sizes, head_dim, row.gguf_fields.keys())
@@ -95,6 +96,20 @@ def matrix_shape(header: Header, name: str) -> tuple[int, int]:
             f"{header.file}: {name} has shape {list(shape)}: it must be a matrix; {AGAIN}"
         )
     return shape[0], shape[1]
+
+
+def refuse_other_width(sizes: Section, hidden_size: int, num_heads: int) -> None:
+    """Raise ValueError for a width unlike the embedding's, or that the heads do not divide."""
+    width = sizes.size("embedding_length", hidden_size)
+    if width != hidden_size:
+        raise sizes.error("embedding_length", width, f"{hidden_size}, the columns of {EMBEDDING}")
+    if sizes.value("attention.key_length") is None and hidden_size % (2 * num_heads):
+        raise sizes.error(
+            "attention.head_count",
+            num_heads,
+            f"a number of heads of an equal, even length in {sizes.name}.embedding_length, "
+            f"{hidden_size}, where there is no {sizes.name}.attention.key_length",
+        )
 
 
 def refuse_other_head(header: Header) -> None:
@@ -186,7 +201,13 @@ def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, 
     stored = np.fromfile(info.file, np.float32, head_dim // 2, offset=info.offset)
     if len(stored) < head_dim // 2:
         raise ValueError(f"{info.file} is truncated: {ROPE_FACTORS} ends early; {AGAIN}")
-    parameters = {"rope_type": "llama3", "factor": float(stored.max()), **LLAMA3}
+    least, largest = float(stored.min()), float(stored.max())
+    if not 0.99 < least <= largest <= USUAL_RANGE[1]:  # and not NaN
+        raise ValueError(
+            f"{info.file}: {ROPE_FACTORS} has divisors from {least:g} to {largest:g}: each must be "
+            f"a number from 1 to {USUAL_RANGE[1]:.10g}; {AGAIN}"
+        )
+    parameters = {"rope_type": "llama3", "factor": largest, **LLAMA3}
     plain, _ = frequencies(RopeConfig(theta), head_dim)
     scaled, _ = frequencies(
         RopeConfig.from_parameters({"rope_theta": theta, **parameters}), head_dim
