@@ -31,6 +31,8 @@ class Case:
         heads: query heads, kv heads.
         fp8: cache in e4m3.
         block_size: tokens per block.
+        head_dim: of queries, keys and values.
+        window, softcap, sinks: the layer's, as in `nk.AttentionSpec`.
     """
 
     name: str
@@ -39,18 +41,38 @@ class Case:
     fp8: bool = False
     block_size: int = 256
     head_dim: int = 128
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    @property
+    def spec(self) -> nk.AttentionSpec:
+        return nk.AttentionSpec(self.head_dim**-0.5, self.window, self.softcap, self.sinks)
 
     @property
     def read_bytes(self) -> int:
         """Bytes of keys and values, each read once."""
         width = self.heads[1] * self.head_dim * (1 if self.fp8 else 2)
-        return 2 * width * sum(context for _, context in self.rows)
+        if self.window is None:
+            return 2 * width * sum(context for _, context in self.rows)
+        reach = self.window - 1
+        return 2 * width * sum(min(context, query + reach) for query, context in self.rows)
 
     @property
     def flops(self) -> int:
-        """FLOPs of both products, over the keys that the causal mask permits."""
-        pairs = sum(q * (c - q) + q * (q + 1) // 2 for q, c in self.rows)
+        """FLOPs of both products, over the keys that the causal mask and the window permit."""
+        pairs = 0
+        for query, context in self.rows:
+            pairs += sum_to(context) - sum_to(context - query)
+            if self.window is not None:
+                outside = max(context - self.window, 0), max(context - query - self.window, 0)
+                pairs -= sum_to(outside[0]) - sum_to(outside[1])
         return 4 * pairs * self.head_dim * self.heads[0]
+
+
+def sum_to(count: int) -> int:
+    """1 + 2 + … + count."""
+    return count * (count + 1) // 2
 
 
 def decode(name, lengths, **options) -> Case:
@@ -110,7 +132,9 @@ class Work:
         self.backends = [self.backend() for _ in range(sets)]
         self.steps = [self._metadata(tables) for tables in self._tables(sets)]
         pairs = zip(self.backends, self.steps, strict=True)
-        self.plans = [backend.plan(step) for backend, step in pairs]
+        self.plans = [backend.plan(step, case.window) for backend, step in pairs]
+        heads = torch.randn(case.heads[0], device="cuda", dtype=torch.bfloat16)
+        self.sinks = heads if case.sinks else None
 
     @property
     def shape(self) -> AttentionShape:
@@ -129,7 +153,9 @@ class Work:
             backend = FlashAttention(self.shape, "a benchmark")
         except ValueError:  # not installed, or it does not support these blocks
             return None
-        plans = [backend.plan(step) for step in self.steps]
+        if backend.refusal(self.spec):
+            return None
+        plans = [backend.plan(step, self.case.window) for step in self.steps]
 
         def attend(index: int) -> torch.Tensor:
             index %= len(plans)
@@ -140,6 +166,8 @@ class Work:
     def dense(self) -> Callable[[int], torch.Tensor] | None:
         """torch's attention, if rows are equal: it needs contiguous keys instead of blocks."""
         query, context = self.case.rows[0]
+        if self.spec.features:
+            return None
         if self.case.fp8 or set(self.case.rows) != {(query, context)} or query not in (1, context):
             return None
         num_rows = len(self.case.rows)
@@ -161,16 +189,16 @@ class Work:
 
     @property
     def spec(self) -> nk.AttentionSpec:
-        return nk.AttentionSpec(self.case.head_dim**-0.5)
+        return self.case.spec
 
     def attend(self, index: int) -> torch.Tensor:
         index %= len(self.steps)
         backend, step, plan = self.backends[index], self.steps[index], self.plans[index]
-        return backend.attend(self.q, self.kv, step, plan, self.spec)
+        return backend.attend(self.q, self.kv, step, plan, self.spec, sinks=self.sinks)
 
     def plan(self, index: int) -> None:
         index %= len(self.steps)
-        self.backends[index].plan(self.steps[index])
+        self.backends[index].plan(self.steps[index], self.case.window)
 
     def error(self, attend: Callable[[int], torch.Tensor]) -> float:
         """Relative error of up to five sequences, 256 query rows each, against the definition."""
@@ -189,7 +217,7 @@ class Work:
                 self.case.rows[row][1],
                 0,
             )
-            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.spec)
+            expected = nk.reference.attention(self.q[mine], self.kv, lone, self.spec, self.sinks)
             off = (out[mine].double() - expected.double()).norm() / expected.double().norm()
             worst = max(worst, float(off)) if off == off else float("inf")
         return worst

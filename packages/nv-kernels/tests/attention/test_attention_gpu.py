@@ -10,7 +10,7 @@ from itertools import product
 import nv_kernels as nk
 import pytest
 import torch
-from attention_cases import assert_attends, step
+from attention_cases import FEATURES, assert_attends, step
 from nv_kernels.attention.triton.settings import HEAD_DIMS
 
 pytestmark = pytest.mark.gpu
@@ -39,12 +39,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "head_dim", "group"), CASES)
-def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
+def needs_package(name):
     if name == "flash_attn" and not any(
         importlib.util.find_spec(package) for package in ("flash_attn_interface", "flash_attn")
     ):
         pytest.skip("no FlashAttention package is installed")
+
+
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "group"), CASES)
+def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
+    needs_package(name)
     backend = nk.attention_backend(
         name,
         device="cuda",
@@ -70,3 +74,21 @@ def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
         plan = backend.plan(case.metadata)
         out = backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
         assert_attends(out, case.expected())
+
+
+@pytest.mark.parametrize("features", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("name", ["torch", "triton", "batch_invariant", "flash_attn"])
+def test_features(name, features):
+    needs_package(name)
+    shape = {"num_q_heads": 6, "num_kv_heads": 2, "head_dim": 64, "block_size": 256}
+    case = step(DECODES + CHUNKS, device="cuda", heads=(6, 2), block_size=256, padding=5)
+    case = case.with_features(**features)
+    options = {"device": "cuda", "dtype": torch.bfloat16, "specs": [case.spec]}
+    if name == "flash_attn":
+        for part in (case.kv.k, case.kv.v):
+            part.nan_to_num_()
+        if case.spec.sinks:
+            with pytest.raises(ValueError, match="'flash_attn' has no sinks"):
+                nk.attention_backend(name, **shape, **options)
+            return
+    assert_attends(case.attend(nk.attention_backend(name, **shape, **options)), case.expected())
