@@ -277,3 +277,15 @@ def test_a_closed_llm_refuses_work(scripted):
     for call in (lambda: llm.generate(["x", "y"]), lambda: llm.generate([])):
         with pytest.raises(ValueError, match="this LLM is closed"):
             call()
+
+
+def test_overrides_change_the_config_that_is_read(checkpoint):
+    options = {"device": "cpu", "load_format": "dummy", "num_kvcache_blocks": 4}
+    overrides = {"num_key_value_heads": 1, "max_position_embeddings": 64}
+    with nv_api.LLM(checkpoint, hf_overrides=overrides, max_model_len=None, **options) as llm:
+        prompt = llm.tokenizer.encode("hello")
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 64 - len(prompt)
+    with pytest.raises(ValueError, match="with hf_overrides: num_attention_heads is 'x'"):
+        nv_api.LLM(checkpoint, hf_overrides={"num_attention_heads": "x"}, **options)

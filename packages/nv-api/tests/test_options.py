@@ -98,6 +98,12 @@ def test_remote_code_is_never_run_and_says_so():
         parse("m", {"trust_remote_code": True})
 
 
+def test_overrides_of_the_config_reach_the_engine():
+    assert parse("m", {"hf_overrides": {"a": {"b": 1}}}).engine.hf_overrides == {"a": {"b": 1}}
+    with pytest.raises(ValueError, match="hf_overrides is 'x': it must be a dict"):
+        parse("m", {"hf_overrides": "x"})
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [

@@ -16,6 +16,19 @@ from nv_models import CausalLM, ForwardContext
 BLOCK_SIZE = 16
 
 
+def load_beside(name: str) -> ModuleType:
+    """A module of this folder, which is on no path under importlib mode."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TINY_MODELS = load_beside("tiny_models")
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -60,7 +73,7 @@ def write_tiny_checkpoint(
     }
     config_class, model_class = classes[kind]
     model = model_class(config_class(**sizes))
-    randomize(model, seed)
+    TINY_MODELS.randomize(model, seed)
     model.to(dtype).save_pretrained(folder)
     if spelling == "rope_theta":
         file = folder / "config.json"
@@ -85,22 +98,6 @@ def tiny_checkpoint(tmp_path):
 def paged_runner():
     """The class that runs one sequence through a paged cache."""
     return PagedRunner
-
-
-@torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Wide weights: logits spread over several units, so that rounding rarely moves the argmax."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            parameter.copy_(1 + 0.2 * noise)
-        elif "embed" in name or "lm_head" in name:
-            parameter.copy_(0.3 * noise)
-        elif parameter.ndim == 1:
-            parameter.copy_(0.5 * noise)
-        else:
-            parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
 
 
 class PagedRunner:
@@ -169,16 +166,6 @@ def write_header():
     return write
 
 
-def load_beside(name: str) -> ModuleType:
-    """A module of this folder, which is on no path under importlib mode."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def tensors_of(model: CausalLM) -> list[torch.Tensor]:
     """Each tensor of a loaded model once; of a tied embedding the table, not the head's copy."""
     tensors = [weight.values for weight in (getattr(m, "weight", None) for m in model.modules())
@@ -196,9 +183,7 @@ def loaded_tensors():
 @pytest.fixture(scope="session")
 def tiny_models():
     """The module that writes a tiny checkpoint of each architecture."""
-    module = load_beside("tiny_models")
-    module.randomize = randomize
-    return module
+    return TINY_MODELS
 
 
 @pytest.fixture(scope="session")
@@ -208,7 +193,7 @@ def tiny_model(tiny_models, tmp_path_factory):
 
     def find(name: str) -> Path:
         if not (folder / name).exists():
-            tiny_models.write_tiny_model(folder / name, name, randomize)
+            tiny_models.write_tiny_model(folder / name, name)
         return folder / name
 
     return find

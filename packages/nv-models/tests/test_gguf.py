@@ -62,9 +62,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", KEYS)
 def test_other_architectures(tiny_models, paged_runner, write_gguf, tmp_path, name):
-    folder = tiny_models.write_tiny_model(
-        tmp_path / "source", name, tiny_models.randomize, **CHANGES.get(name, {})
-    )
+    folder = tiny_models.write_tiny_model(tmp_path / "source", name, **CHANGES.get(name, {}))
     kept = write_gguf(folder, tmp_path / "model.gguf", Kind.F32, metadata=KEYS[name])
     save_file(kept, folder / "model.safetensors")
     expected, model = load_model(folder), load_model(tmp_path / "model.gguf", dtype="float32")

@@ -8,7 +8,7 @@ from nv_engine.sampling_names import OF_CALLS
 from nv_api.arguments import OF_PARAMS
 
 PARAMS = "pass SamplingParams(…) to each call"
-CONFIG = "change it in the config.json of the model"
+CONFIG = "pass hf_overrides={'rope_parameters': {…}}"
 SERVER = "it is an option of nv serve"
 SPECULATIVE = "speculative decoding is not there: leave it out"
 NOT_NEEDED = "it would change nothing here: leave it out"
@@ -73,7 +73,6 @@ INSTEAD = {
     "data_parallel_size": "make an LLM for each card, or use nv_api.ray.NvPredictor",
     "download_dir": HUB_FOLDER,
     "generation_config": PARAMS,
-    "hf_overrides": CONFIG,
     "hf_token": "set the environment variable HF_TOKEN",
     "logits_processors": "use logit_bias, allowed_token_ids, bad_words or structured_outputs of "
     "SamplingParams",

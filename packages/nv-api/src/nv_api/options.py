@@ -79,7 +79,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (False,),
     "generation_config": ("auto",),
     "hf_config_path": (),
-    "hf_overrides": ({},),
     "hf_token": (False,),
     "kv_transfer_config": (),
     "limit_mm_per_prompt": ({},),

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nv_engine import Engine, EngineConfig, SamplingParams
-from nv_models import ModelConfig, PoolerConfig, read_config, read_pooler, resolve
+from nv_models import (
+    ModelConfig,
+    PoolerConfig,
+    config_values,
+    read_config,
+    read_pooler,
+    resolve,
+)
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.pooling.read_pooler import Asked
 
@@ -56,9 +63,10 @@ def start(model: str, options: Mapping[str, Any]) -> Started:
 def prepare(given: keywords.Options) -> Prepared:
     """Find a model's files and load its tokenizer; errors are those of `LLM`."""
     path = resolve(given.engine.model, given.engine.revision)
-    config = read_config(path)  # first: it refuses what is not supported
+    changed = given.engine.hf_overrides
+    config = read_config(path, changed)  # first: it refuses what is not supported
     asked = Asked.of(given.engine.runner, given.engine.convert, given.engine.task)
-    pooler = read_pooler(path, config, asked)
+    pooler = read_pooler(path, config, asked, config_values(path, changed))
     default_params = _default_params(path, config)
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
     if tokenizer:

@@ -5,16 +5,24 @@ from hypothesis import strategies as st
 from nv_api.host.frames import (
     FOR_HOST,
     FROM_HOST,
+    LENGTH,
     Abort,
     Accepted,
     FrameBuffer,
     Refused,
+    Start,
     Step,
     add_of,
     packed,
     request_of,
 )
-from nv_engine import EngineRequest, SamplingParams, SequenceUpdate, StructuredOutputsParams
+from nv_engine import (
+    EngineConfig,
+    EngineRequest,
+    SamplingParams,
+    SequenceUpdate,
+    StructuredOutputsParams,
+)
 from nv_engine.batch import TokenLogprobs
 
 FRAMES = [Accepted(3), Refused(4, "ValueError", "é" * 70000), Accepted(2**62)]
@@ -68,6 +76,12 @@ def test_a_step_travels_with_its_log_probabilities():
     assert found.updates[0].logprobs == [TokenLogprobs([5, 6], [-0.5, -1.0], 1)]
     assert found.updates[0].token_ids == (5,)
     assert isinstance(found.updates[0], SequenceUpdate)
+
+
+def test_the_engine_s_options_travel_whole():
+    overrides = {"rope_parameters": {"rope_type": "yarn", "factor": 2.5}, "layer_types": None}
+    start = Start(EngineConfig(model="m", hf_overrides=overrides), "t", "auto")
+    assert FOR_HOST.decode(packed(start)[LENGTH.size :]) == start
 
 
 def test_an_abort_of_one_completion():

@@ -23,12 +23,15 @@ def test_other_options_are_those_of_llm():
         "--enforce-eager",
         "--max-model-len",
         "none",
+        "--hf-overrides",
+        '{"rope_parameters": {"rope_theta": 5.0}}',
     ]
     assert options_of(words) == {
         "max_num_seqs": 64,
         "dtype": "float32",
         "enforce_eager": True,
         "max_model_len": None,
+        "hf_overrides": {"rope_parameters": {"rope_theta": 5.0}},
     }
     with pytest.raises(ValueError, match="'64' belongs to no option"):
         options_of(["64"])

@@ -38,7 +38,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
+def naming(file: Path | str) -> Iterator[None]:
     """Put a file's name before an error about its contents."""
     try:
         yield

@@ -4,6 +4,7 @@ Owns the order of the steps, and the choice of format and dtype. Never moves a m
 are made on their device.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,13 @@ from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
-from nv_models.fields import read_json
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Finished, Placement
 from nv_models.pooling.checkpoint import PoolingCheckpoint
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
-from nv_models.read_config import read_config
+from nv_models.read_config import config_values, read_config
 from nv_models.weights import fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -89,6 +89,7 @@ def plan_model(
     arithmetic: str = "fast",
     max_positions: int | None = None,
     pooler: PoolerConfig | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> ModelPlan:
     """Decide how a checkpoint's model is loaded, without making any of it.
 
@@ -105,6 +106,7 @@ def plan_model(
         max_positions: the longest sequence that will come, if shorter than what the checkpoint
             promises: the rotary embedding's table ends there.
         pooler: what the model makes of hidden states in place of logits, as `read_pooler` found it.
+        hf_overrides: fields in place of those of config.json.
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
@@ -115,9 +117,9 @@ def plan_model(
             f"load_format is {load_format!r}: it must be one of {', '.join(LOAD_FORMATS)}"
         )
     folder = resolve(path)
-    config = read_config(folder)
+    config = read_config(folder, hf_overrides)
     if dtype == "auto" and config.dtype is None:
-        refuse_stated_dtype(folder / "config.json")
+        refuse_stated_dtype(folder / "config.json", config_values(folder, hf_overrides))
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
@@ -167,9 +169,8 @@ def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
     )
 
 
-def refuse_stated_dtype(config_file: Path) -> None:
+def refuse_stated_dtype(config_file: Path, values: Mapping[str, Any]) -> None:
     """Raise ValueError where config.json names a dtype, though ModelConfig knew none."""
-    values = read_json(config_file)
     for name in ("dtype", "torch_dtype"):
         if (value := values.get(name)) is not None:
             raise ValueError(

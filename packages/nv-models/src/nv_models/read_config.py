@@ -27,6 +27,7 @@ from nv_models.fields import (
     token_ids,
 )
 from nv_models.listing import first_few
+from nv_models.overrides import merged, plain_overrides
 from nv_models.rope import RopeConfig, frequencies
 from nv_models.rope_parameters import rope_config
 from nv_models.support import (
@@ -40,8 +41,17 @@ LARGEST_ID = 2**31 - 1
 """Token ids are kept in 32 bits; a larger one is a mistake."""
 
 
-def read_config(path: str | Path) -> ModelConfig:
+def config_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The fields of a folder's config.json, with `hf_overrides` in them."""
+    return merged(read_json(folder / "config.json"), plain_overrides(overrides))
+
+
+def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
     """Read the config of a checkpoint folder (the result of `resolve`).
+
+    Args:
+        path: the folder.
+        overrides: fields in place of those of config.json: `hf_overrides`.
 
     Raises:
         FileNotFoundError: the folder has no config.json.
@@ -54,13 +64,14 @@ def read_config(path: str | Path) -> ModelConfig:
     """
     folder = Path(path)
     config_file, generation_file = folder / "config.json", folder / "generation_config.json"
-    raw = read_json(config_file)
+    raw = config_values(folder, overrides)
     generation = read_json(generation_file) if generation_file.exists() else {}
     with naming(generation_file):
         defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
         named = eos_ids(generation)
     source = source_of(folder)
-    with naming_keys(source, raw["model_type"]) if source != folder else naming(config_file):
+    own = f"{config_file} with hf_overrides" if overrides else config_file
+    with naming_keys(source, raw["model_type"]) if source != folder else naming(own):
         config = model_config(raw, defaults, named)
     for file, ids in ((config_file, eos_ids(raw)), (generation_file, named)):
         _warn_of_undrawable(file, ids, config.vocab_size)

@@ -14,6 +14,7 @@ from nv_models import (
     CausalLM,
     ModelPlan,
     TensorParallel,
+    config_values,
     plan_model,
     read_config,
     read_pooler,
@@ -181,9 +182,9 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         ValueError: an option does not suit the model or the machine.
     """
     path = resolve(config.model, config.revision)
-    model_config = read_config(path)
+    model_config = read_config(path, config.hf_overrides)
     asked = Asked.of(config.runner, config.convert, config.task)
-    pooler = read_pooler(path, model_config, asked)
+    pooler = read_pooler(path, model_config, asked, config_values(path, config.hf_overrides))
     device = choose_device(config.device, parallel.rank)
     own_len = model_config.max_length
     max_len = own_len if config.max_model_len is None else min(config.max_model_len, own_len)
@@ -197,6 +198,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         arithmetic="batch_invariant" if config.deterministic else "fast",
         max_positions=max_len,
         pooler=pooler,
+        hf_overrides=config.hf_overrides,
     )
     architecture, dtype = model_config.architecture, model.placement.dtype
     LOGGER.info("model: %s (%s), %s on %s", config.model, architecture, dtype, device)

@@ -89,7 +89,7 @@ def build(spec: RankSpec, store: Store | None) -> RankWorker:
     group = rendezvous.join(store, spec.rank, spec.size, device, spec.host)
     parallel = TensorParallel(spec.rank, spec.size, group)
     if spec.peer_rows and device.type == "cuda":
-        width = read_config(Path(spec.config.model)).hidden_size
+        width = read_config(Path(spec.config.model), spec.config.hf_overrides).hidden_size
         peers = open_peers(store, parallel, device, spec.peer_rows, width)
         parallel = replace(parallel, peers=peers)
     return spec.make_worker(spec.config, parallel)

@@ -179,7 +179,8 @@ def located(config: EngineConfig) -> EngineConfig:
         ValueError: the ranks do not divide the model.
     """
     folder = resolve(config.model, config.revision)
-    read_config(folder).refuse_split(TensorParallel(0, config.tensor_parallel_size))
+    model = read_config(folder, config.hf_overrides)
+    model.refuse_split(TensorParallel(0, config.tensor_parallel_size))
     return replace(config, model=str(folder))
 
 
