@@ -70,6 +70,7 @@ def write_tiny_checkpoint(
     classes = {
         "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
         "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
     }
     config_class, model_class = classes[kind]
     model = model_class(config_class(**sizes))

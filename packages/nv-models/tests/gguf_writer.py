@@ -1,6 +1,7 @@
 """Writes a tiny checkpoint as a GGUF file, the way llama.cpp's converter does."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
@@ -82,7 +84,9 @@ def write_gguf(
     tokenizer's (None takes one out); the returned tensors are fp32 under the checkpoint's names.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = {"gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
+    architecture = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(
+        config["model_type"], config["model_type"]
+    )
     writer = GGUFWriter(file, architecture)
     section = {
         "block_count": config["num_hidden_layers"],
@@ -94,6 +98,9 @@ def write_gguf(
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
         "attention.key_length": head_dim_of(config),
         "rope.freq_base": 10000.0,
+        "expert_count": config.get("num_local_experts"),
+        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_feed_forward_length": config.get("moe_intermediate_size"),
         **(metadata or {}),
     }
     add_values(writer, {f"{architecture}.{key}": value for key, value in section.items()})
@@ -119,16 +126,24 @@ def add_tensors(
     from gguf.quants import dequantize  # noqa: PLC0415
 
     kept, names = {}, NAMES | norm_names(folder)
+    stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         module, _, leaf = name.rpartition(".")
         array, stored = (
             tensor.float().numpy(),
-            kind if tensor.ndim == 2 else GGMLQuantizationType.F32,
+            kind
+            if tensor.ndim == 2 and not name.endswith("mlp.gate.weight")
+            else GGMLQuantizationType.F32,
         )
         kept[name] = torch.from_numpy(dequantize(quantize(array, stored), stored).copy())
         if count := heads.get(module.rpartition(".")[2]):
             halves = array.reshape(count, 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
+        expert = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj", module)
+        if expert:  # by number, while the file is sorted by name
+            stack = stacks.setdefault(f"blk.{expert[1]}.ffn_{expert[3]}_exps", {})
+            stack[int(expert[2])] = quantize(np.ascontiguousarray(array), stored)
+            continue
         if module in OUTER:
             target = OUTER[module]
         else:
@@ -136,6 +151,9 @@ def add_tensors(
             target = f"blk.{layer}.{names[inner]}"
         data = np.ascontiguousarray(quantize(np.ascontiguousarray(array), stored))
         writer.add_tensor(f"{target}.{leaf}", data, raw_dtype=stored)
+    for target, stack in stacks.items():
+        data = np.stack([stack[expert] for expert in range(len(stack))])
+        writer.add_tensor(f"{target}.weight", data, raw_dtype=kind)
     return kept
 
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from nv_models import load_model, plan_model, read_config
 from nv_models.architectures import ARCHITECTURES
-from nv_models.config import Factors, Gated, NormKind
+from nv_models.config import Factors, Gated, Mixture, NormKind
 from safetensors.torch import load_file, save_file
 
 NAMES = [name.removesuffix("ForCausalLM") for name in ARCHITECTURES]
@@ -62,6 +62,12 @@ def variants(config):
     def attention(**changes):
         return layers(lambda layer: replace(layer, attention=replace(layer.attention, **changes)))
 
+    def experts(**changes):
+        return layers(
+            lambda layer: replace(layer, feed_forward=replace(layer.feed_forward, **changes))
+            if isinstance(layer.feed_forward, Mixture) else layer
+        )  # fmt: skip
+
     off = {
         "window": attention(window=None),
         "softcap": attention(softcap=None),
@@ -77,7 +83,10 @@ def variants(config):
         "activation": layers(
             lambda layer: replace(layer, feed_forward=Gated(layer.feed_forward.width,
                                                             layer.feed_forward.bias))
+            if isinstance(layer.feed_forward, Gated) else layer
         ),
+        "sum of the experts' weights": experts(is_normalised=False),
+        "experts per token": experts(top_k=1),
         "offset of norms": replace(config, norm_kind=NormKind(config.norm_kind.in_fp32)),
         "factors": replace(config, factors=Factors(logit_softcap=factors.logit_softcap)),
         "embedding": replace(config, factors=replace(factors, embedding=1.0)),
@@ -106,6 +115,8 @@ EXPECTED = {
     },
     "Glm4": {"pairs", "part of the head"},
     "Exaone4": {"window", "rope of a layer"},
+    "Qwen3Moe": {"sum of the experts' weights", "experts per token"},
+    "Mixtral": {"window", "sum of the experts' weights", "experts per token"},
 }  # fmt: skip
 """The features of which each architecture must notice the absence."""
 
@@ -174,7 +185,7 @@ SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hid
 @pytest.mark.parametrize("heads", [(32, None), (4, 2)])
 def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads):
     """With all but the sizes missing, the defaults are those of the config class."""
-    model_type = {"Gemma3": "gemma3_text"}.get(name, name.lower())
+    model_type = {"Gemma3": "gemma3_text", "Qwen3Moe": "qwen3_moe"}.get(name, name.lower())
     raw = {"architectures": [f"{name}ForCausalLM"], "model_type": model_type, **SMALL}
     raw["num_attention_heads"] = heads[0]
     if heads[1]:

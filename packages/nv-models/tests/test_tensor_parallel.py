@@ -35,6 +35,8 @@ ARCHITECTURES = [
     "Gemma3",
     "Glm4",
     "Exaone4",
+    "Qwen3Moe",
+    "Mixtral",
 ]
 
 

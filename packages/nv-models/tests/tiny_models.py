@@ -66,6 +66,11 @@ CASES = {
     },
     "Glm4": {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True},
     "Exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32},
+    "Qwen3Moe": {
+        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "norm_topk_prob": True, "mlp_only_layers": [1],
+    },
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
 }  # fmt: skip
 """Fields beside SIZES, by the beginning of the architecture's name."""
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
@@ -84,7 +89,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         elif parameter.ndim == 1:
             parameter.copy_(0.5 * noise)
         else:
-            parameter.copy_(noise * 1.5 / parameter.shape[1] ** 0.5)
+            parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
 
 
 def write_tiny_model(folder: Path, name: str, **overrides: object) -> Path:

@@ -54,7 +54,53 @@ class Gated:
         return parallel.split(self.width, "intermediate_size")
 
 
-FeedForward = Gated
+@dataclass(frozen=True)
+class ExpertNames:
+    """The names of a mixture of experts in the checkpoint.
+
+    Args:
+        module: the layer's module that holds `gate`, the router, and `experts.N`.
+        gate: a matrix of each expert, whose product goes through the activation.
+        up: the matrix whose product is multiplied by that.
+        down: the last matrix.
+        width: the field of config.json that holds an expert's width.
+    """
+
+    module: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    width: str = "moe_intermediate_size"
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts: each token goes through k of E gated MLPs, chosen by a router.
+
+    Args:
+        width: F of one expert, over all ranks.
+        num_experts: E.
+        top_k: k, from 1 to E.
+        is_normalised: the weights of a token's experts sum to 1.
+        names: in the checkpoint.
+    """
+
+    width: int
+    num_experts: int
+    top_k: int
+    is_normalised: bool
+    names: ExpertNames = ExpertNames()
+
+    def parameters(self, hidden_size: int) -> int:
+        """Weights of its products, over all ranks, that one token is multiplied by."""
+        return hidden_size * (self.num_experts + 3 * self.top_k * self.width)
+
+    def split(self, parallel: TensorParallel) -> range:
+        """This rank's part of each expert's width; ValueError if the ranks do not divide it."""
+        return parallel.split(self.width, self.names.width)
+
+
+FeedForward = Gated | Mixture
 """The part of a layer after attention, a record for each kind; `feed_forward` has the classes."""
 
 

@@ -1,13 +1,15 @@
 """The part of a layer after attention: a module for each kind of `config.FeedForward`.
 
-Owns the gated MLP, and the choice by the record's kind. A module reads the stream through the norm
-that it is given, if any; what it adds must stay pending if `ModelConfig.mlp_stays_pending`.
+Owns the gated MLP, the mixture of experts, and the choice by the record's kind. A module reads the
+stream through the norm that it is given, if any; what it adds must stay pending if
+`ModelConfig.mlp_stays_pending`.
 """
 
 import nv_kernels as nk
 from torch import nn
 
-from nv_models.config import Gated, LayerSpec, ModelConfig
+from nv_models.config import Gated, LayerSpec, Mixture, ModelConfig
+from nv_models.layers.experts import ExpertMLPs, Router
 from nv_models.layers.linear import GatedLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
@@ -36,6 +38,27 @@ class GatedMLP(nn.Module):
         return self.down_proj(gated, stream)
 
 
+class MixtureOfExperts(nn.Module):
+    """The weighted sum of the gated MLPs that a router chooses for each token.
+
+    Shazeer et al. 2017, arXiv 1701.06538, with the softmax of Qwen3 and Mixtral (arXiv 2401.04088).
+    """
+
+    def __init__(self, config: ModelConfig, kind: Mixture, placement: Placement) -> None:
+        super().__init__()
+        self.gate = Router(config.hidden_size, kind, placement)
+        self.experts = ExpertMLPs(config.hidden_size, kind, placement)
+
+    def forward(self, stream: nk.Stream, norm: RMSNorm | None) -> nk.Stream:
+        """The stream before the experts -> after it, with their sum pending."""
+        assert norm is not None, "no architecture has experts that read the stream itself"
+        normed, stream = norm(stream)  # [T, E]
+        return self.experts(normed, self.gate(normed), stream)
+
+
 def feed_forward(config: ModelConfig, layer: LayerSpec, placement: Placement) -> nn.Module:
     """Make a layer's module, `forward(stream, norm) -> stream`."""
-    return GatedMLP(config, layer.feed_forward, placement)
+    kind = layer.feed_forward
+    if isinstance(kind, Mixture):
+        return MixtureOfExperts(config, kind, placement)
+    return GatedMLP(config, kind, placement)

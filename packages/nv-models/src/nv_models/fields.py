@@ -92,6 +92,16 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def indices(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """A list of integers of at least 0; null or a missing field means an empty one."""
+    value = values.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(_is_integer(each) and each >= 0 for each in value):
+        raise ValueError(f"{name} is {value!r:.200}: it must be a list of integers of at least 0")
+    return tuple(value)
+
+
 def strings(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
     """A list of strings; null or a missing field means an empty one."""
     value = values.get(name)

@@ -14,10 +14,12 @@ from nv_models.architectures import (
     granite,
     llama,
     mistral,
+    mixtral,
     olmo,
     phi3,
     qwen2,
     qwen3,
+    qwen3_moe,
     smollm3,
 )
 from nv_models.architectures.row import Architecture
@@ -48,6 +50,8 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "Glm4ForCausalLM": glm4.GLM4,
     "Exaone4ForCausalLM": exaone4.EXAONE4,
+    "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
+    "MixtralForCausalLM": mixtral.MIXTRAL,
 }
 GGUF_NAMES = {row.gguf: name for name, row in sorted(ARCHITECTURES.items()) if row.gguf}
 """Architectures by `general.architecture`."""

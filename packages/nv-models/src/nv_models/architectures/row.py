@@ -108,6 +108,7 @@ class Architecture:
         defaults: fields that transformers' config class adds where config.json lacks them.
         gguf: `general.architecture` of its GGUF files; None: llama.cpp does not write it.
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
+        gguf_has_experts: its GGUF files hold a router and stacks of experts in place of each MLP.
         gguf_fields: fields of config.json by keys of a GGUF file, which are read besides the usual.
     """
 
@@ -129,4 +130,5 @@ class Architecture:
     defaults: Values = field(default_factory=dict)
     gguf: str | None = None
     gguf_rotates_neighbours: bool = False
+    gguf_has_experts: bool = False
     gguf_fields: Mapping[str, str] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from nv_models.checkpoint.gguf.support import (
     refuse_keys,
     refuse_tensors,
 )
-from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype, names_of
+from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, STACKS, float_dtype, names_of
 from nv_models.rope import USUAL_RANGE, RopeConfig, frequencies, yarn_attention_factor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -50,6 +50,8 @@ def config_json(header: Header) -> dict[str, Value]:
     refuse_tensors(header, known_layers(row), biased)
     tokens = Section(header, "tokenizer.ggml")
     own = {field: sizes.value(key) for key, field in row.gguf_fields.items()}
+    if row.gguf_has_experts:
+        own["norm_topk_prob"] = True  # llama.cpp divides the experts' weights by their sum
     return {
         "architectures": [GGUF_NAMES[header.architecture]],
         "model_type": header.architecture,
@@ -77,7 +79,7 @@ def config_json(header: Header) -> dict[str, Value]:
 def known_layers(row: Architecture) -> set[str]:
     """The names of an architecture's layers in GGUF files."""
     factors = {ROPE_FACTORS.removesuffix(".weight")} if row.gguf == "llama" else set()
-    return set(names_of(row)) | factors
+    return set(names_of(row)) | factors | (set(STACKS) if row.gguf_has_experts else set())
 
 
 def biased_groups(row: Architecture) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -1,11 +1,12 @@
 """The tensors of a GGUF file under their checkpoint names, dequantized a few rows at a time.
 
-Owns the names, the order of Llama's rows, and the memory map. The arithmetic of each quantized type
-is the gguf library's. Never holds a dequantized tensor whole.
+Owns the names, the order of Llama's rows, the experts of a stack, and the memory map. The
+arithmetic of each quantized type is the gguf library's. Never holds a dequantized tensor whole.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +29,20 @@ NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+}
+"""The usual names of layers; an architecture's row may have others (`names_of`)."""
+MLP = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""The usual names of layers; an architecture's row may have others (`names_of`)."""
+ROUTER = {"ffn_gate_inp": "mlp.gate"}
+STACKS = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
+}
+"""Tensors [E, N, K] of all experts; in the checkpoint each expert has a tensor of its own."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FLOAT_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
@@ -55,9 +65,10 @@ class GGUFCheckpoint:
         self._names = names_of(self._row)
         self._own_names = {ours: own for own, ours in self._names.items()}
         self._tensors = {
-            checkpoint_name(name, self._names): info
+            own: part
             for name, info in header.tensors.items()
             if name != ROPE_FACTORS
+            for own, part in by_expert(name, info, self._names)
         }
         files = {info.file for info in header.tensors.values()}
         self._data = {each: np.memmap(each, dtype=np.uint8, mode="r") for each in files}
@@ -137,7 +148,24 @@ def names_of(row: Architecture) -> dict[str, str]:
         "post_ffw_norm": norms.after_mlp,
     }
     heads = HEAD_NORMS if row.qk_norm else {}
-    return NAMES | heads | {own: name for own, name in named.items() if name is not None}
+    mlp = ROUTER if row.gguf_has_experts else MLP
+    return NAMES | mlp | heads | {own: name for own, name in named.items() if name is not None}
+
+
+def by_expert(
+    name: str, info: TensorInfo, names: Mapping[str, str]
+) -> Iterator[tuple[str, TensorInfo]]:
+    """The checkpoint's names of a tensor: one, or one for each expert of a stack."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    is_readable = info.kind in GGML_QUANT_SIZES and len(info.shape) == 3
+    if not match or match[2] not in STACKS or not is_readable:
+        yield checkpoint_name(name, names), info
+        return
+    count, rows, columns = info.shape
+    size = rows * row_bytes(columns, info.kind)
+    for expert in range(count):
+        own = f"model.layers.{match[1]}.mlp.experts.{expert}.{STACKS[match[2]]}.weight"
+        yield own, replace(info, shape=(rows, columns), offset=info.offset + expert * size)
 
 
 def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
@@ -150,7 +178,10 @@ def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def gguf_name(name: str, own_names: Mapping[str, str]) -> str:
-    """The inverse of `checkpoint_name`; unknown names as is."""
+    """The inverse of `checkpoint_name`, or an expert's stack; unknown names as is."""
+    expert = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(\w+)_proj\.weight", name)
+    if expert:
+        return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
     match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(\S+)\.(weight|bias)", name)
     if not match or match[2] not in own_names:
         return name
@@ -165,8 +196,15 @@ def row_bytes(width: int, kind: int) -> int:
 
 
 def float_dtype(header: Header) -> torch.dtype:
-    """The matrices' own float type; bfloat16 where any is quantized or they differ."""
-    kinds = {info.kind for info in header.tensors.values() if len(info.shape) == 2}
+    """The matrices' own float type; bfloat16 where any is quantized or they differ.
+
+    The router does not count: llama.cpp keeps it in fp32.
+    """
+    kinds = {
+        info.kind
+        for name, info in header.tensors.items()
+        if len(info.shape) >= 2 and ".ffn_gate_inp." not in name
+    }
     if len(kinds) == 1:
         return FLOAT_DTYPES.get(GGMLQuantizationType(kinds.pop()), torch.bfloat16)
     return torch.bfloat16
