@@ -173,7 +173,8 @@ def test_llama3_rope_is_read_from_its_factors(tiny_checkpoint, write_gguf, tmp_p
 def test_unsupported_architecture(write_header, tmp_path):
     write_header(tmp_path / "model.gguf", "gemma3", {})
     with pytest.raises(
-        ValueError, match=r"'gemma3', which is not supported; .* llama, olmo2, qwen2, qwen3, qwen3moe"
+        ValueError,
+        match=r"'gemma3', which is not supported; .* llama, olmo2, qwen2, qwen3, qwen3moe",
     ):
         resolve(tmp_path / "model.gguf")
     assert not list((tmp_path / "cache" / "nv" / "gguf").iterdir())
