@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from nv_api import LLM, SamplingParams
 from nv_kernels.attention.cpp import CPUAttention
+from nv_models.architectures import ARCHITECTURES
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "packages" / "nv-kernels" / "src" / "nv_kernels"
@@ -69,6 +70,15 @@ def test_the_map_of_the_kernels_has_every_file_with_a_kernel():
     for path in KERNELS.rglob("*.py"):
         if re.search(r"^@(triton|gluon)\.jit", path.read_text(), re.MULTILINE):
             assert f"`{path.relative_to(KERNELS)}`" in text, path
+
+
+def test_the_table_of_models_has_every_architecture():
+    text = (ROOT / "docs" / "models.md").read_text()
+    for name, row in ARCHITECTURES.items():
+        (line,) = [
+            line for line in text.splitlines() if line.startswith("|") and f"`{name}`" in line
+        ]
+        assert row.gguf is None or line.rstrip(" |").endswith(f"`{row.gguf}`"), name
 
 
 def test_every_page_is_in_the_index():

@@ -22,6 +22,23 @@ def test_unsupported_names_the_supported():
         model_class("GPT")
 
 
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        ("DeepseekV3ForCausalLM", r"its attention is latent \(MLA\)"),
+        ("Qwen3NextForCausalLM", "it has layers of linear attention"),
+        ("MambaForCausalLM", "of a state space"),
+        ("Gemma3nForConditionalGeneration", "per-layer inputs"),
+        ("Gemma3ForConditionalGeneration", "it reads images, sound"),
+        ("BertForSequenceClassification", "its attention is bidirectional"),
+    ],
+)
+def test_a_family_that_is_refused_names_the_reason(architecture, why):
+    message = rf"{architecture} is not supported, as .*{why}.*; supported are Qwen3ForC"
+    with pytest.raises(ValueError, match=message):
+        supported_architecture([architecture])
+
+
 def test_importing_the_package_imports_no_model_and_no_transformers():
     code = (
         "import sys, nv_models; "

@@ -22,6 +22,7 @@ from nv_models.architectures import (
     qwen3_moe,
     smollm3,
 )
+from nv_models.architectures.refused import reason
 from nv_models.architectures.row import Architecture
 from nv_models.class_names import causal_name
 from nv_models.listing import first_few
@@ -70,8 +71,10 @@ def supported_architecture(architectures: Sequence[str]) -> str:
         if architecture in ARCHITECTURES:
             return architecture
     named = ", ".join(first_few(architectures)) or "(none named)"
+    why = next(filter(None, map(reason, architectures)), None)
+    because = f", as {why}" if why else ""
     raise ValueError(
-        f"architecture {named} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        f"architecture {named} is not supported{because}; supported are {', '.join(ARCHITECTURES)}"
     )
 
 
