@@ -281,6 +281,8 @@ WRONG = [
     ("messages", [{"role": "user", "content": [{"type": "tool_result"}]}]),
     ("messages", [{"role": "user", "content": [
         {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}]}]),
+    ("messages", [{"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "a", "content": {}}]}]),
     ("messages", [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]),
     ("messages", [{"role": "assistant", "content": [
         {"type": "tool_use", "id": "a", "name": "f"}]}]),

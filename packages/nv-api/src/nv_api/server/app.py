@@ -126,12 +126,14 @@ def _middleware(service: Service) -> list[Middleware]:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Load the model, whatever server the app runs in, and watch it; the port is open meanwhile."""
     service: Service = app.state.service
-    pulse = asyncio.create_task(service.beat())
+    tasks = [asyncio.create_task(service.load()), asyncio.create_task(service.beat())]
     try:
         yield
     finally:
-        pulse.cancel()
+        for task in tasks:
+            task.cancel()
         if service.tracing is not None:
             await asyncio.to_thread(service.tracing.close)
 

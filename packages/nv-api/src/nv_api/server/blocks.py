@@ -86,6 +86,11 @@ def _result(block: Json, place: str) -> Json:
     content = block.get("content")
     if isinstance(content, list):
         content = [_only_text(each, f"{place}.content.{i}") for i, each in enumerate(content)]
+    elif not isinstance(content, str | None):
+        raise invalid(
+            f"{place}.content is {shown(content)}: it must be a text or a list of blocks",
+            f"{place}.content",
+        )
     return {"role": "tool", "tool_call_id": call_id, "content": content or ""}
 
 

@@ -25,7 +25,7 @@ from nv_api.server.guard import ABORT
 from nv_api.server.listening import Listening
 from nv_api.server.llm import ServedLLM
 from nv_api.server.options import ServeOptions
-from nv_api.server.service import LOGGER, Service
+from nv_api.server.service import LOADING_ERRORS, LOGGER, Service
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
         """Until it is loaded; if that fails, end with the reason."""
         try:
             await self._service.llm.ready()
-        except (ValueError, OSError, ImportError, MemoryError, RuntimeError, TypeError) as error:
+        except LOADING_ERRORS as error:
             self._fail(str(error))
             return
         gc.collect()

@@ -6,6 +6,7 @@ Owns nothing itself: the model, the options, and the parts that count and refuse
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,6 +25,8 @@ from nv_api.server.tracing import Tracing
 
 LOGGER = logging.getLogger("nv.server")
 PULSE_SECONDS = 0.25
+LOADING_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError, TypeError)
+"""What a model that cannot be loaded raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,11 @@ class Service:
             param="model",
             code="model_not_found",
         )
+
+    async def load(self) -> None:
+        """Load the model; if that fails, routes answer 503 with the reason."""
+        with suppress(*LOADING_ERRORS):
+            await self.llm.ready()
 
     async def beat(self) -> None:
         """Until it is cancelled: measure how late the event loop is, and watch the engine."""

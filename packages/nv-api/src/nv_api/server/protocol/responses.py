@@ -45,7 +45,10 @@ _ITEMS = [
             "type": {"const": "function_call"},
             "call_id": _NAME,
             "name": _NAME,
-            "arguments": {"type": "string", "description": "The JSON text of an object."},
+            "arguments": {
+                "anyOf": [{"type": "string"}, {"type": "object"}],
+                "description": "An object, or its JSON text.",
+            },
         },
     },
     {
