@@ -235,6 +235,10 @@ def serve(
             show_default="none; demo: temperature 0.2, top_p 0.9",
         ),
     ] = "{}",
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="File with a Jinja template.", show_default="the model's own"),
+    ] = None,
     reasoning_parser: Annotated[
         str | None,
         typer.Option(help="Finds thoughts; none: off.", show_default="of the chat template"),
@@ -281,6 +285,9 @@ def serve(
             allowed_origins=tuple(allowed_origins or ()),
             generation_config=generation_config,
             override_generation_config=_override(model, override_generation_config),
+            chat_template=(
+                None if chat_template is None else chat_template.read_text(encoding="utf-8")
+            ),
             reasoning_parser=reasoning_parser,
             tool_call_parser=tool_call_parser,
             max_queue=max_queue,

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import typer
 
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
+UNKNOWN_OPTION = "LLM has no option "
+"""The beginning of the TypeError for an option that is not known."""
 
 
 def sentence(error: BaseException) -> str:
@@ -23,6 +25,12 @@ def errors_as_sentences() -> Iterator[None]:
         yield
     except USER_ERRORS as error:
         typer.echo(f"nv: {sentence(error)}", err=True)
+        raise typer.Exit(1) from None
+    except TypeError as error:
+        if not str(error).startswith(UNKNOWN_OPTION):
+            raise
+        option = str(error).removeprefix(UNKNOWN_OPTION)
+        typer.echo(f"nv: there is no option {option}", err=True)
         raise typer.Exit(1) from None
 
 

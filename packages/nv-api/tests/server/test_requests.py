@@ -1,8 +1,44 @@
 """What fields of a request mean: parameters, prompts, conversations."""
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
+from nv_api.server import ServeOptions, make_app
 
 MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no such model")])
+def test_an_app_in_another_server_loads_its_model(error):
+    asked = []
+
+    async def ready():
+        asked.append(1)
+        if error is not None:
+            raise error
+
+    async def run():
+        app = make_app(SimpleNamespace(ready=ready), ServeOptions(model="m"))
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert asked == [1]
+
+
+def test_a_template_of_the_server_s_is_in_place_of_the_model_s(serve):
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}<think>"
+    served = serve(chat_template=template)
+    served.chat("ab")
+    assert served.last.prompt.text == "[ab]<think>"
+    assert served.service.parsers.thoughts is None
+    body = {"messages": [{"role": "user", "content": "ab"}]}
+    assert served.post("/tokenize", body).json()["tokens"] == served.last.prompt.token_ids
+    assert served.client.get("/tokenizer_info").json()["chat_template"] == template
+    with pytest.raises(ValueError, match="the option chat_template"):
+        ServeOptions(model="m", chat_template="{% if")
 
 
 def test_fields_left_out_are_the_checkpoint_s_recommendation(served):

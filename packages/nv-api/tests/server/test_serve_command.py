@@ -12,6 +12,7 @@ import httpx
 import pytest
 from nv_api import LLM, SamplingParams
 from nv_api.cli import app, options_of
+from nv_api.options import parse
 from typer.testing import CliRunner
 
 
@@ -65,6 +66,51 @@ def test_a_wrong_option_is_one_sentence(words, sentence):
     result = CliRunner().invoke(app, ["serve", "m", *words])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"nv: {sentence}")
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The options of the engines that are made; none is started, and nothing listens."""
+    made = []
+
+    class Engine:
+        def __init__(self, model, **options):
+            parse(model, options)
+            made.append(options)
+
+        async def close(self):
+            pass
+
+    async def serve(llm, options, listening):
+        return 0
+
+    monkeypatch.setattr("nv_api.AsyncLLM", Engine)
+    monkeypatch.setattr("nv_api.server.run.serve", serve)
+    monkeypatch.setenv("NV_LOG", "warning")
+    return made
+
+
+def test_flags_of_vllm_that_make_no_difference_are_taken(made):
+    words = ["--enable-auto-tool-choice", "--uvicorn-log-level", "warning", "--max-num-seqs", "4"]
+    with pytest.warns(match="without effect: enable_auto_tool_choice, uvicorn_log_level"):
+        result = CliRunner().invoke(app, ["serve", "m", "--port", "0", *words])
+    assert result.exit_code == 0, result.output
+    assert made == [{"max_num_seqs": 4}]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--max-num-seq", "4"], "there is no option 'max_num_seq': did you mean 'max_num_seqs'?"),
+        (["--middleware", "m.M"], "--middleware is not built: mount nv_api.server.make_app"),
+        (["--chat-template", "/none"], "[Errno 2] No such file or directory: '/none'"),
+    ],
+)
+def test_an_unknown_option_is_one_sentence(made, words, sentence):
+    result = CliRunner().invoke(app, ["serve", "m", "--port", "0", *words])
+    assert result.exit_code == 1, result.exception
+    assert result.stderr.startswith(f"nv: {sentence}")
+    assert not made
 
 
 def test_without_the_extra_the_command_names_it(monkeypatch):

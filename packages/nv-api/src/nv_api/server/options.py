@@ -11,6 +11,7 @@ from typing import Any
 from nv_engine import SamplingParams, values
 from nv_engine.values import shown
 
+from nv_api.chat_templates import check_templates
 from nv_api.said import REASONING_PARSERS, TOOL_CALL_PARSERS
 from nv_api.server.tracing import checked_endpoint
 
@@ -56,6 +57,8 @@ class ServeOptions:
     """"nv": fields that a request leaves out have our defaults and not the checkpoint's."""
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
     """Values of SamplingParams in place of those, for fields that a request leaves out."""
+    chat_template: str | None = None
+    """The text of a Jinja template in place of the model's own."""
     reasoning_parser: str | None = None
     """What finds thoughts in an answer; None: what the chat template asks for; "none": nothing."""
     tool_call_parser: str | None = None
@@ -99,6 +102,8 @@ class ServeOptions:
         self._make("drain_seconds", values.real, 0.0, MAX_SECONDS)
         if self.ping_interval is not None:
             self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
+        if self.chat_template is not None:
+            check_templates(self.chat_template, "the option chat_template")
         if self.otlp_endpoint is not None:
             self._make("otlp_endpoint", lambda _, text: checked_endpoint(text))
         self._check_override()

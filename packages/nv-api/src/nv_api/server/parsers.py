@@ -44,7 +44,7 @@ class Parsers:
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, options: ServeOptions) -> "Parsers":
         """Those of a model that is loaded."""
-        template = _template(tokenizer)
+        template = options.chat_template or _template(tokenizer)
         thoughts, calls = options.reasoning_parser, options.tool_call_parser
         return cls(
             None if thoughts == OFF else reasoning_parser(thoughts, template),

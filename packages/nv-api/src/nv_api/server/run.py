@@ -26,6 +26,7 @@ from nv_api.server.listening import Listening
 from nv_api.server.llm import ServedLLM
 from nv_api.server.options import ServeOptions
 from nv_api.server.service import LOADING_ERRORS, LOGGER, Service
+from nv_api.server.vllm_flags import engine_options
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -156,8 +157,10 @@ def run(
     os.environ.setdefault(VARIABLE, "info")
     follow_environment()
 
+    engine = engine_options(llm_options)
+
     async def whole() -> int:
-        llm = nv_api.AsyncLLM(model, **llm_options)
+        llm = nv_api.AsyncLLM(model, **engine)
         try:
             return await serve(llm, options, listening)
         finally:

@@ -57,7 +57,7 @@ class ChatJob:
         )
         self._num_top = _num_top(asked)
         self._messages = conversation(asked.messages)
-        self._rendering = _rendering(asked)
+        self._rendering = _rendering(asked, service.options.chat_template)
         self._tools = tools_of(asked)
         self._demand = demand_of(asked, self._tools, service.parsers, service.options)
         self._sent: StructuredOutputsParams | None = None
@@ -167,8 +167,12 @@ def _num_top(asked: ChatRequest) -> int | None:
     return None
 
 
-def _rendering(asked: ChatRequest) -> Rendering:
+def _rendering(asked: ChatRequest, template: str | None) -> Rendering:
     """How the conversation becomes a prompt.
+
+    Args:
+        asked: the request.
+        template: of the server, in place of the model's own.
 
     Raises:
         ApiError: 400, the fields contradict each other.
@@ -182,6 +186,7 @@ def _rendering(asked: ChatRequest) -> Rendering:
     opens = asked.add_generation_prompt
     with refusals("continue_final_message"):
         return Rendering(
+            chat_template=template,
             add_generation_prompt=not continues if opens is None else opens,
             continue_final_message=continues,
             tools=None if asked.tool_choice == "none" else asked.tools or None,
@@ -198,7 +203,7 @@ def _check_built(asked: ChatRequest) -> None:
     if asked.chat_template is not None:
         raise unsupported(
             "chat_template is not taken from a request: a template is a program, so start the "
-            "server with another",
+            "server with --chat-template",
             "chat_template",
         )
     for name in LACKING:

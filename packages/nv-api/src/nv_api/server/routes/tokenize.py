@@ -69,7 +69,7 @@ async def tokenizer_info(request: Request) -> TokenizerInfo:
     service.lifecycle.check_open()
     tokenizer = _tokenizer(service)
     backend = tokenizer.backend
-    template = backend.chat_template
+    template = service.options.chat_template or backend.chat_template
     special = {name: str(token) for name, token in backend.special_tokens_map.items()}
     found = {
         "tokenizer_class": type(backend).__name__,
@@ -98,6 +98,7 @@ async def _of_messages(asked: TokenizeRequest, service: Service) -> list[int]:
     opens = asked.add_generation_prompt
     with refusals("messages"):
         rendering = Rendering(
+            chat_template=service.options.chat_template,
             add_generation_prompt=not continues if opens is None else opens,
             continue_final_message=continues,
             tools=asked.tools or None,
