@@ -12,7 +12,7 @@ from nv_kernels.attention.triton.batch_invariant import BatchInvariantTritonAtte
 
 BACKENDS = [TritonAttention, BatchInvariantTritonAttention]
 DECODES = [(1, 130), (1, 1), (1, 64), (1, 0), (1, 65)]
-CHUNKS = [(5, 5), (3, 70), (0, 0), (70, 131)]
+CHUNKS = [(5, 5), (3, 70), (0, 0), (40, 131)]
 # Groups, block sizes (smaller than a tile, as large, larger) and caches.
 OPTIONS = [
     {"heads": (2, 2), "block_size": 64},
@@ -45,11 +45,8 @@ def test_a_step_of_all_kinds_of_rows(backend, name, options):
 @on_device
 @pytest.mark.parametrize("features", ["sinks", "all"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_one_row_of_many_pieces(backend, features, monkeypatch):
-    """8 processors share one row: its pieces, or spread splits, are merged."""
-    module = "nv_kernels.attention.triton.batch_invariant.num_multiprocessors"
-    monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 8)
-    monkeypatch.setattr(module, lambda device: 8)
+def test_one_row_of_many_pieces(backend, features):
+    """All processors share one row: its pieces, or spread splits, are merged."""
     features = FEATURES[features]
     if features.get("window"):
         features = features | {"window": 300}
@@ -118,9 +115,19 @@ def test_plans_of_several_windows_do_not_disturb_each_other(backend):
 
 
 @on_device
+def test_a_window_that_hides_no_key_is_none():
+    """If it is as long as the bound on contexts, the layer is computed as one without a window."""
+    case = step([(1, 65)], device=DEVICE, bounds=(1, 130))
+    backend = TritonAttention(case.shape, "a test")
+    assert backend.plan(case.metadata, 129).window == 129
+    assert backend.plan(case.metadata, 130).window is None
+    assert_attends(case.with_features(window=130).attend(backend), case.expected())
+
+
+@on_device
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sinks_in_fp32_far_below_and_above_the_scores(backend):
-    case = step(DECODES + CHUNKS, device=DEVICE, head_dim=80, heads=(3, 1))
+    case = step([(1, 65), (1, 0), (9, 30)], device=DEVICE, head_dim=80, heads=(3, 1))
     case = case.with_features(sinks=True)
     case = replace(case, sinks=torch.tensor([-200.0, 0.3, 9.0], device=DEVICE))
     assert_attends(case.attend(backend(case.shape, "a test")), case.expected())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 
 PAIR_SCALE = 256.0  # the factor 2**8 that the kernels omit when they read e4m3
 WIDENED_BYTES = 2**29  # bound on the 16-bit copy of the e4m3 keys and values of a step's chunk rows
+
+
+def effective_window(metadata: AttentionMetadata, window: int | None) -> int | None:
+    """Return the window, or None if it hides no key, so that the kernels need not look at it."""
+    return None if window is None or metadata.max_context_len <= window else window
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class TritonAttention:
         bounds and the same window share buffers: use a plan before the next such call.
         """
         shape, buffers = self.shape, self.buffers
+        window = effective_window(metadata, window)
         num_rows = metadata.context_lens.shape[0]
         decodes, chunks = metadata.num_decodes > 0, metadata.num_decodes < num_rows
         return TritonPlan(
@@ -117,6 +123,7 @@ class TritonAttention:
         Returns:
             [T, Hq, D] in q's dtype.
         """
+        spec = replace(spec, window=effective_window(metadata, spec.window))
         assert plan.window == spec.window
         assert spec.sinks == (sinks is not None)
         assert kv.k.stride() == kv.v.stride()

@@ -66,7 +66,8 @@ class TritonPlan:
     Attributes:
         decode: of the decode rows; None if there are none.
         prefill: of the chunk rows; None if there are none.
-        window: keys that a query reads at most; None: all.
+        window: keys that a query reads at most; None: all, also where no context of the step can be
+            longer than the layers' window.
     """
 
     decode: DecodePlan | None
