@@ -304,19 +304,18 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<|im
 def test_a_reranker_scores_by_two_tokens_of_its_head(saved, tokenizer):
     folder = saved(AutoModelForCausalLM, tie_word_embeddings=True)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    config = json.loads((folder / "config.json").read_text())
-    config |= {
+    overrides = {
         "architectures": ["Qwen3ForSequenceClassification"],
         "classifier_from_token": ["n", "y"],
         "is_original_qwen3_reranker": True,
     }
-    (folder / "config.json").write_text(json.dumps(config))
     no, yes = tokenizer.convert_tokens_to_ids(["n", "y"])
 
     def truth(ids):
         return model(torch.tensor([ids])).logits[0, -1][[no, yes]].softmax(-1)[1]
 
-    with torch.inference_mode(), opened(folder, max_model_len=128) as llm:
+    options = {"max_model_len": 128, "hf_overrides": overrides}
+    with torch.inference_mode(), opened(folder, **options) as llm:
         outputs = llm.score(QUERY * 2, TEXTS, use_tqdm=False)
         for text, output in zip(TEXTS, outputs, strict=True):
             assert output.prompt_token_ids == tokenizer(QUERY * 2 + text)["input_ids"]

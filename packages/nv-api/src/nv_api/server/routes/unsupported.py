@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/rerank, /v1/score: routes of models that are not built."""
+"""POST /v1/embeddings, /v1/rerank, /v1/score: routes of models that pool, which are not built."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -13,7 +13,8 @@ router = APIRouter()
 @router.post("/v1/rerank", responses=errors(400, 401), response_class=Response)
 @router.post("/v1/score", responses=errors(400, 401), response_class=Response)
 async def pool() -> Response:
-    """Refuse: pooling models are not built."""
+    """Refuse: this server generates text only."""
     raise unsupported(
-        "pooling models are not built: this server has /v1/chat/completions and /v1/completions"
+        "routes of models that pool are not built: call embed, classify or score of nv_api.LLM; "
+        "this server has /v1/chat/completions and /v1/completions"
     )
