@@ -56,12 +56,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
-def served(folder):
-    """One server for all tests of a client."""
+@pytest.fixture(scope="module")
+def served(request, folder):
+    """One server for all tests of a client, whose file may have MORE_OPTIONS."""
+    more = getattr(request.module, "MORE_OPTIONS", ())
     words = [f"--served-model-name={name}" for name in NAMES] + [f"--api-key={k}" for k in KEYS]
     process = subprocess.Popen(
-        [PYTHON, "-m", "nv_api", "serve", str(folder), *OPTIONS, *words],
+        [PYTHON, "-m", "nv_api", "serve", str(folder), *OPTIONS, *more, *words],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "NV_LOG": "info", "OMP_NUM_THREADS": "1"},

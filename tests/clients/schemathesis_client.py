@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 MAX_EXAMPLES = 20
+MORE_OPTIONS = ["--max-model-len=128"]
+"""A request that gives no length has an answer as long as the context."""
 NOT_DECLARED = "positive_data_acceptance"
 """A JSON schema cannot say all that the server refuses: null characters, or a name of a model."""
 
