@@ -8,7 +8,19 @@ import torch
 from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 TINY = Path(__file__).parents[2] / "nv-models" / "tests" / "tiny_models.py"
-NAMES = ["Qwen2", "Phi3", "SmolLM3", "Granite", "Olmo3", "Gemma2", "Gemma3", "Glm4", "Exaone4"]
+NAMES = [
+    "Qwen2",
+    "Phi3",
+    "SmolLM3",
+    "Granite",
+    "Olmo3",
+    "Gemma2",
+    "Gemma3",
+    "Glm4",
+    "Exaone4",
+    "Qwen3Moe",
+    "Mixtral",
+]
 STEPS = 12
 
 
@@ -40,7 +52,7 @@ def test_alone_chunked_together_and_after_a_prefix_hit(tiny_models, tmp_path, na
     engine = Engine(
         EngineConfig(
             model=str(folder), device="cpu", max_num_batched_tokens=16, max_num_seqs=4,
-            kvcache_block_size=16, num_kvcache_blocks=32, deterministic=name in {"Qwen2", "Gemma3"},
+            kvcache_block_size=16, num_kvcache_blocks=32, deterministic=name in {"Qwen2", "Gemma3", "Mixtral"},
         )
     )  # fmt: skip
     try:
