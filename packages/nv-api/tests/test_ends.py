@@ -2,11 +2,17 @@
 
 import json
 import shutil
+import warnings
 
 import pytest
 from nv_api import LLM, SamplingParams
+from nv_api.options import parse
+from nv_api.start import prepare
 
 PROMPT = [50, 60, 70]
+PLAIN = "is a part of ordinary text: an answer ends where it comes; correct it there, or pass"
+pytestmark = pytest.mark.filterwarnings("ignore:.*is a part of ordinary text")
+"""The tests end texts with tokens that come soon."""
 WORDS = list(range(256))
 """Ids of single bytes: no special token."""
 
@@ -96,3 +102,57 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(ending):
     folder = ending("config.json", vocab_size=260)
     with pytest.raises(ValueError, match=r"has 268 token ids and the model of .* has a voc.* 260"):
         LLM(str(folder), device="cpu")
+
+
+def prepared(folder, **options):
+    """The warnings of a start, up to the weights."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare(parse(str(folder), {"device": "cpu", **options}))
+    return [str(each.message) for each in caught]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "key"),
+    [
+        ("config.json", {"eos_token_id": 68}, "config.json: eos_token_id"),
+        ("config.json", {"eos_token_id": [256, 68]}, "config.json: eos_token_id"),
+        ("generation_config.json", {"eos_token_id": 68}, "generation_config.json: eos_token_id"),
+        ("tokenizer_config.json", {"eos_token": "e"}, ": the id of the tokenizer's eos_token"),
+    ],
+)
+def test_b03_an_end_that_is_a_letter_is_warned_of(folder, tmp_path, name, values, key):
+    copy = tmp_path / "model"
+    shutil.copytree(folder, copy)
+    known = json.loads((copy / name).read_text()) if (copy / name).exists() else {}
+    (copy / name).write_text(json.dumps(known | values))
+    (warning,) = prepared(copy)
+    assert warning.startswith(f"{copy}")
+    assert f"{key} is 68, the token 'e', which {PLAIN}" in warning
+
+
+@pytest.mark.parametrize("kind", ["Qwen3ForCausalLM", "LlamaForCausalLM"])
+def test_b03_a_folder_without_an_end_is_warned_of(folder, tmp_path, kind):
+    copy = tmp_path / "model"
+    shutil.copytree(folder, copy)
+    for name, key in ("config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token"):
+        known = json.loads((copy / name).read_text())
+        del known[key]
+        changed = known | ({"architectures": [kind]} if key == "eos_token_id" else {})
+        (copy / name).write_text(json.dumps(changed))
+    (warning,) = prepared(copy)
+    if kind == "Qwen3ForCausalLM":
+        assert warning.startswith(f"{copy} names no EOS (eos_token_id of config.json and genera")
+    else:
+        assert f"eos_token_id is missing, and its default for {kind} is 2, the token" in warning
+    assert prepared(copy, skip_tokenizer_init=True) == []
+
+
+def test_b03_a_folder_whose_end_is_right_says_nothing(folder):
+    assert prepared(folder) == []
+
+
+def test_b03_a_warning_of_an_end_shows_the_user_s_line(ending):
+    with pytest.warns(UserWarning, match=PLAIN) as seen:
+        completion(ending("config.json"), greedy())
+    assert {each.filename for each in seen} == {__file__}

@@ -19,6 +19,7 @@ def test_other_modes_are_not_built(folder):
         load_tokenizer(folder, mode="mistral")
 
 
+@pytest.mark.filterwarnings("ignore:.*is a part of ordinary text")  # the EOS of the model's own
 def test_the_tokenizer_option_names_another_folder(scripted, tmp_path, sentence_piece):
     sentence_piece.save_pretrained(tmp_path)
     llm = scripted(tokenizer=str(tmp_path))

@@ -23,6 +23,7 @@ from nv_models.pooling.read_pooler import Asked
 
 from nv_api import options as keywords
 from nv_api.chat_check import check_chat
+from nv_api.ends_check import check_ends
 from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 
@@ -71,6 +72,8 @@ def prepare(given: keywords.Options) -> Prepared:
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
     if tokenizer:
         check_chat(tokenizer, source_of(Path(given.tokenizer or path)))
+    if tokenizer and pooler is None:
+        check_ends(path, config, tokenizer, given.tokenizer or path)
     engine = replace(
         given.engine,
         model=str(path),

@@ -5,6 +5,8 @@ Owns the keys that name one, and the texts by which llama.cpp finds the others (
 a family's ends. Never builds a tokenizer.
 """
 
+import re
+
 from nv_models.checkpoint.gguf.section import Section
 
 KEYS = (
@@ -59,6 +61,44 @@ NOT_ENDS = (
     ("</s>", {"<|tool_response>"}),
 )
 """A text that ends only a part of an answer where the vocabulary has these others."""
+
+
+MARKED = re.compile(r"[<\[{|｜]")  # noqa: RUF001
+"""Characters that the names of tokens which end a text have, and words do not."""
+BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def is_plain_text(token: str) -> bool:
+    """Whether a token looks like a part of ordinary text: a letter, a byte, or a word."""
+    if len(token) <= 1:
+        return bool(token)
+    return bool(BYTE.fullmatch(token)) or not MARKED.search(token)
+
+
+def end_doubts(values: Section) -> list[str]:
+    """The oddities of a file's ends, which llama.cpp runs: one sentence each."""
+    tokens = values.texts("tokens")
+    given = {key: values.index(key, len(tokens)) for key in KEYS}
+    ends = end_ids(values, len(tokens))
+    found = [
+        f"{values.name}.{key} is {index}, the token {tokens[index]!r}, which is a part of ordinary "
+        "text: an answer ends where it comes; convert the file again, or pass ignore_eos=True"
+        for key, index in given.items()
+        if index is not None and is_plain_text(tokens[index])
+    ]
+    if given["eos_token_id"] is None and SPM_EOS in ends and is_plain_text(tokens[SPM_EOS]):
+        found.append(
+            f"{values.name}.eos_token_id is missing, and its default is {SPM_EOS}, the token "
+            f"{tokens[SPM_EOS]!r}, which is a part of ordinary text: an answer ends where it "
+            "comes; convert the file again, or pass ignore_eos=True"
+        )
+    if not ends:
+        found.append(
+            f"{values.name} has neither eos_token_id nor eot_token_id, and no token that ends a "
+            "text by its name, such as <|im_end|>: texts end at max_tokens or a stop string only; "
+            "convert the file again, or pass stop_token_ids"
+        )
+    return found
 
 
 def end_texts(tokens: list[str]) -> frozenset[str]:

@@ -7,6 +7,7 @@ accepts. Never builds a tokenizer.
 import math
 
 from nv_models.byte_level import TEXT_CHARACTERS
+from nv_models.checkpoint.gguf.ends import end_doubts
 from nv_models.checkpoint.gguf.header import Header
 from nv_models.checkpoint.gguf.section import Section, is_integer
 from nv_models.listing import first_few
@@ -128,4 +129,4 @@ def doubts(header: Header, num_rows: int) -> list[str]:
             f"so that these are left out of texts: it should be {NORMAL} (normal) or {BYTE} "
             "(byte); convert the file again"
         )
-    return [f"{header.file}: {sentence}" for sentence in found]
+    return [f"{header.file}: {sentence}" for sentence in (*found, *end_doubts(values))]
