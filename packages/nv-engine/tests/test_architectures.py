@@ -18,6 +18,7 @@ NAMES = [
     "Gemma3",
     "Glm4",
     "Exaone4",
+    "OPT",
     "Qwen3Moe",
     "Mixtral",
 ]

@@ -54,7 +54,7 @@ def test_equals_transformers(tiny_model, tiny_models, paged_runner, name):
 
 def variants(config):
     """The config with one feature after the other turned off, by the feature's name."""
-    factors, rope = config.factors, config.ropes[0]
+    factors, rope = config.factors, next(iter(config.ropes), None)
 
     def layers(change):
         return replace(config, layers=tuple(map(change, config.layers)))
@@ -188,15 +188,15 @@ def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads):
     model_type = {"Gemma3": "gemma3_text", "Qwen3Moe": "qwen3_moe"}.get(name, name.lower())
     raw = {"architectures": [f"{name}ForCausalLM"], "model_type": model_type, **SMALL}
     raw["num_attention_heads"] = heads[0]
-    if heads[1]:
+    if heads[1] and name != "OPT":
         raw |= {"num_key_value_heads": heads[1], **OLDER.get(name, {})}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
     head_dim = getattr(theirs, "head_dim", None) or 64 // theirs.num_attention_heads
     assert (ours.num_q_heads, ours.num_kv_heads, ours.head_dim) == (
-        theirs.num_attention_heads, theirs.num_key_value_heads, head_dim,
+        theirs.num_attention_heads, getattr(theirs, "num_key_value_heads", heads[0]), head_dim,
     )  # fmt: skip
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.rms_norm_eps == getattr(theirs, "rms_norm_eps", 1e-5)
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.bos_token_id == theirs.bos_token_id
@@ -212,11 +212,26 @@ def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads):
         window if kind == "sliding_attention" else None for kind in kinds
     ]
     for layer, kind in zip(ours.layers, kinds, strict=True):
-        rope = theirs.rope_parameters
+        rope = getattr(theirs, "rope_parameters", {})
         rope = rope.get(kind, rope)
         if layer.rope:
             assert layer.rope.rope_theta == rope["rope_theta"]
             assert layer.rope.partial_rotary_factor == rope.get("partial_rotary_factor", 1.0)
             assert layer.rope.rope_type == rope["rope_type"]
             assert layer.rope.factor == rope.get("factor") or name == "Phi3"
-    assert ours.qkv_bias == getattr(theirs, "attention_bias", name == "Qwen2")
+    assert ours.qkv_bias == getattr(theirs, "attention_bias", name in {"Qwen2", "OPT"})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("do_layer_norm_before", False),
+        ("layer_norm_elementwise_affine", False),
+        ("_remove_final_layer_norm", True),
+        ("word_embed_proj_dim", 32),
+        ("activation_function", "gelu"),
+    ],
+)
+def test_another_opt_is_refused(tiny_model, field, value):
+    with pytest.raises(ValueError, match=f"hf_overrides: {field}.* is .*; |{field} 'gelu' is not"):
+        read_config(tiny_model("OPT"), {field: value})

@@ -35,6 +35,7 @@ ARCHITECTURES = [
     "Gemma3",
     "Glm4",
     "Exaone4",
+    "OPT",
     "Qwen3Moe",
     "Mixtral",
 ]

@@ -65,6 +65,7 @@ CASES = {
         },
     },
     "Glm4": {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True},
+    "OPT": {"num_key_value_heads": 4, "ffn_dim": 96, "word_embed_proj_dim": 64},
     "Exaone4": {"sliding_window": 16, "sliding_window_pattern": 2, "head_dim": 32},
     "Qwen3Moe": {
         "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,

@@ -100,7 +100,28 @@ class Mixture:
         return parallel.split(self.width, self.names.width)
 
 
-FeedForward = Gated | Mixture
+@dataclass(frozen=True)
+class Plain:
+    """An MLP without a gate: down(relu(up(x))).
+
+    Args:
+        width: F, over all ranks.
+        bias: both have biases.
+    """
+
+    width: int
+    bias: bool = False
+
+    def parameters(self, hidden_size: int) -> int:
+        """Weights of its products, over all ranks, that one token is multiplied by."""
+        return 2 * hidden_size * self.width
+
+    def split(self, parallel: TensorParallel) -> range:
+        """This rank's part of the width; ValueError if the ranks do not divide it."""
+        return parallel.split(self.width, "ffn_dim")
+
+
+FeedForward = Gated | Mixture | Plain
 """The part of a layer after attention, a record for each kind; `feed_forward` has the classes."""
 
 

@@ -61,4 +61,5 @@ def feed_forward(config: ModelConfig, layer: LayerSpec, placement: Placement) ->
     kind = layer.feed_forward
     if isinstance(kind, Mixture):
         return MixtureOfExperts(config, kind, placement)
+    assert isinstance(kind, Gated), "a plain MLP is in the class of its model"
     return GatedMLP(config, kind, placement)

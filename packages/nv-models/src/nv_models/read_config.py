@@ -109,7 +109,7 @@ def model_config(
     refuse_unread(values, row, head_dim)
     rope, longest = rope_config(values), size(values, "max_position_embeddings")
     refuse_part(rope, row, head_dim)
-    width, bias = size(values, "intermediate_size"), _has_bias(values, row.mlp_bias)
+    width, bias = size(values, row.width_field), _has_bias(values, row.mlp_bias)
     mlp = Gated(width, bias, row.activation)
     layer = LayerSpec(nk.AttentionSpec(scale=head_dim**-0.5), mlp, rope)
     config = ModelConfig(

@@ -16,6 +16,7 @@ from nv_models.architectures import (
     mistral,
     mixtral,
     olmo,
+    opt,
     phi3,
     qwen2,
     qwen3,
@@ -51,6 +52,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": gemma.GEMMA3,
     "Glm4ForCausalLM": glm4.GLM4,
     "Exaone4ForCausalLM": exaone4.EXAONE4,
+    "OPTForCausalLM": opt.OPT,
     "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
     "MixtralForCausalLM": mixtral.MIXTRAL,
 }

@@ -22,7 +22,7 @@ def alike(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
         ValueError: config.json names layers of another kind.
     """
     count = size(values, "num_hidden_layers")
-    layer_types(values, [FULL] * count, known=frozenset({FULL}))
+    refuse_other_types(strings(values, "layer_types"), frozenset({FULL}))
     if first_windowed(values) < count:
         raise ValueError(
             f"sliding_window = {values.get('sliding_window', 4096)} is active, which is not "
@@ -62,26 +62,30 @@ def with_window(values: Values, layer: LayerSpec) -> LayerSpec:
     return replace(layer, attention=replace(layer.attention, window=window))
 
 
-def layer_types(
-    values: Values, usual: Sequence[str], known: frozenset[str] = frozenset({FULL, SLIDING})
-) -> tuple[str, ...]:
+def layer_types(values: Values, usual: Sequence[str]) -> tuple[str, ...]:
     """The field `layer_types`, or the usual kinds where config.json has none.
 
+    It may be longer than the model, which has fewer layers where a user says so.
+
     Raises:
-        ValueError: a kind that is not computed, or another number of kinds than of layers.
+        ValueError: a kind that is not computed, or fewer kinds than layers.
     """
     kinds = strings(values, "layer_types") or tuple(usual)
+    refuse_other_types(kinds, frozenset({FULL, SLIDING}))
+    if len(kinds) < len(usual):
+        raise ValueError(
+            f"layer_types has {len(kinds)} entries: it must have num_hidden_layers = {len(usual)}"
+        )
+    return kinds[: len(usual)]
+
+
+def refuse_other_types(kinds: Sequence[str], known: frozenset[str]) -> None:
+    """Raise ValueError for a kind of layer that is not computed."""
     if others := sorted(set(kinds) - known):
         raise ValueError(
             f"layer_types names {others[0]!r}, which is not supported; this architecture's layers "
             f"may be {', '.join(sorted(known))}"
         )
-    if len(kinds) != len(usual):
-        raise ValueError(
-            f"layer_types has {len(kinds)} entries: it must have num_hidden_layers = {len(usual)}"
-        )
-    return kinds
-
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
@@ -97,6 +101,7 @@ class Architecture:
         mlp_bias: the same of gate, up and down.
         activation: of the MLP's gate, "silu" or "gelu_pytorch_tanh" (transformers' names).
         activation_field: the field of config.json that names it.
+        width_field: the field of config.json with the width of the MLP.
         norms: the norms of a layer.
         norm_kind: how a norm's weight multiplies.
         fused: matrices that are one tensor in the checkpoint.
@@ -120,6 +125,7 @@ class Architecture:
     mlp_bias: bool | str = False
     activation: str = "silu"
     activation_field: str = "hidden_act"
+    width_field: str = "intermediate_size"
     norms: LayerNorms = LayerNorms()  # noqa: RUF009  # frozen
     norm_kind: NormKind = NormKind()  # noqa: RUF009  # frozen
     fused: Fused = Fused()  # noqa: RUF009  # frozen

@@ -1,0 +1,161 @@
+"""OPT (Zhang et al. 2022, arXiv 2205.01068): learned positions, layer norms, a plain MLP.
+
+A model embeds its tokens and their positions, runs its layers over one residual stream, norms, and
+multiplies by the head. Module names are the checkpoint's.
+
+Shapes: T tokens of a step, R rows that sample, E hidden size, H heads, D head_dim, V vocabulary.
+"""
+
+from collections.abc import Iterator
+
+import nv_kernels as nk
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nv_models.causal import CausalLM
+from nv_models.config import LayerSpec, ModelConfig, Plain
+from nv_models.context import ForwardContext
+from nv_models.layers.embedding import Embedding, vocabulary_ends
+from nv_models.layers.linear import ColumnLinear, Part, RowLinear
+from nv_models.placement import Placement, Shard
+
+OFFSET = 2
+"""The first rows of the table of positions, which no token uses."""
+
+
+class LayerNorm(nn.Module):
+    """Layer norm (Ba et al. 2016, arXiv 1607.06450); weights are whole on every rank."""
+
+    def __init__(self, size: int, eps: float, placement: Placement) -> None:
+        super().__init__()
+        self.weight, self.bias = placement.empty(size), placement.empty(size)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, E]."""
+        return functional.layer_norm(x, x.shape[1:], self.weight, self.bias, self.eps)
+
+    def shards(self, name: str) -> Iterator[Shard]:
+        """The whole weight, and the whole bias."""
+        for each, values in (("weight", self.weight), ("bias", self.bias)):
+            yield Shard(values, f"{name}.{each}", tuple(values.shape))
+
+
+class Positions(nn.Module):
+    """A row of E numbers per position, whole on every rank."""
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        super().__init__()
+        self.weight = placement.empty(config.max_position_embeddings + OFFSET, config.hidden_size)
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        """[T] -> [T, E]."""
+        return nk.embedding(positions + OFFSET, self.weight)
+
+    def shards(self, name: str) -> Iterator[Shard]:
+        """The whole table."""
+        yield Shard(self.weight, f"{name}.weight", tuple(self.weight.shape))
+
+
+class Attention(nn.Module):
+    """Multi-head attention without a rotary embedding, over a paged KV cache."""
+
+    def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
+        super().__init__()
+        heads, dim = config.num_q_heads, config.head_dim
+        kept = placement.parallel.split(heads, "num_attention_heads")
+        parts = [Part(name, heads, kept, dim) for name in ("q_proj", "k_proj", "v_proj")]
+        self.qkv_proj = ColumnLinear(config.hidden_size, parts, config.qkv_bias, placement)
+        self.out_proj = RowLinear(heads * dim, config.hidden_size, config.output_bias, placement)
+        self.num_heads = len(kept)
+        self.spec = layer.attention
+
+    def forward(
+        self,
+        normed: torch.Tensor,
+        stream: nk.Stream,
+        kv: nk.KVCache,
+        context: ForwardContext,
+    ) -> nk.Stream:
+        """The stream before attention -> after it; `normed` [T, E] is its layer norm."""
+        q = nk.qk_norm_rope_store(
+            self.qkv_proj.weight.partials(normed, self.qkv_proj.bias),
+            None,
+            None,
+            1.0,
+            context.positions,
+            None,
+            kv,
+            context.slot_mapping,
+            self.num_heads,
+            normed.dtype,
+        )  # [T, H, D]
+        plan = context.plans[self.spec.window]
+        attended = context.backend.attend(q, kv, context.attention, plan, self.spec)
+        return self.out_proj(attended.flatten(1), stream)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then a plain MLP; each reads a layer norm of the stream."""
+
+    def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
+        super().__init__()
+        size, eps, mlp = config.hidden_size, config.rms_norm_eps, layer.feed_forward
+        self.self_attn_layer_norm = LayerNorm(size, eps, placement)
+        self.self_attn = Attention(config, layer, placement)
+        self.final_layer_norm = LayerNorm(size, eps, placement)
+        assert isinstance(mlp, Plain)
+        part = Part("fc1", mlp.width, mlp.split(placement.parallel))
+        self.fc1 = ColumnLinear(size, [part], mlp.bias, placement)
+        self.fc2 = RowLinear(mlp.width, size, mlp.bias, placement)
+
+    def forward(self, stream: nk.Stream, kv: nk.KVCache, context: ForwardContext) -> nk.Stream:
+        """The stream before this layer -> after it."""
+        stream = nk.add_pending(stream)
+        normed = self.self_attn_layer_norm(stream.hidden)
+        stream = nk.add_pending(self.self_attn(normed, stream, kv, context))
+        normed = self.final_layer_norm(stream.hidden)
+        hidden = functional.relu(self.fc1.weight.linear(normed, self.fc1.bias))  # [T, F]
+        return self.fc2(hidden, stream)
+
+
+class OPTDecoder(nn.Module):
+    """Token ids to hidden states."""
+
+    def __init__(self, config: ModelConfig, embedding: Embedding, placement: Placement) -> None:
+        super().__init__()
+        self.embed_tokens = embedding
+        self.embed_positions = Positions(config, placement)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layer, placement) for layer in config.layers
+        )
+        self.final_layer_norm = LayerNorm(config.hidden_size, config.rms_norm_eps, placement)
+
+    def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[T] -> [T, E]."""
+        stream = self.embed_tokens(token_ids)
+        stream = stream._replace(hidden=stream.hidden + self.embed_positions(context.positions))
+        for layer, kv in zip(self.layers, context.kv_caches, strict=True):
+            stream = layer(stream, kv, context)
+        return self.final_layer_norm(nk.add_pending(stream).hidden)
+
+
+class OPT(CausalLM):
+    """The decoder, and the head that turns its hidden states into logits."""
+
+    def __init__(self, config: ModelConfig, placement: Placement) -> None:
+        super().__init__()
+        self.config = config
+        embedding, head = vocabulary_ends(config, placement)
+        self.model = nn.ModuleDict({"decoder": OPTDecoder(config, embedding, placement)})
+        self.lm_head = head
+
+    def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """[T] -> [T, E]."""
+        return self.model["decoder"](token_ids, context)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, E] -> [R, V] fp32."""
+        assert self.lm_head is not None, "this model pools"
+        return self.lm_head.logits(hidden)
