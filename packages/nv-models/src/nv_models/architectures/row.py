@@ -87,6 +87,7 @@ def refuse_other_types(kinds: Sequence[str], known: frozenset[str]) -> None:
             f"may be {', '.join(sorted(known))}"
         )
 
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """The constants that all checkpoints of an architecture share.
