@@ -65,7 +65,7 @@ def with_window(values: Values, layer: LayerSpec) -> LayerSpec:
 def layer_types(values: Values, usual: Sequence[str]) -> tuple[str, ...]:
     """The field `layer_types`, or the usual kinds where config.json has none.
 
-    It may be longer than the model, which has fewer layers where a user says so.
+    It may be longer than the model: `hf_overrides` may cut the number of layers.
 
     Raises:
         ValueError: a kind that is not computed, or fewer kinds than layers.
