@@ -128,7 +128,7 @@ def test_padded_steps_give_the_same(folders, states, mode, monkeypatch):
         return runner
 
     monkeypatch.setattr("nv_engine.executor.local.start_runner", started)
-    engine = start(folders[mode], max_num_batched_tokens=50, enable_prefix_caching=False)
+    engine = start(folders[mode], max_num_batched_tokens=64, enable_prefix_caching=False)
     for _ in range(3):
         check(states, mode, pool(engine, PROMPTS, ASKED))
     assert graphs.num_replays > 3
