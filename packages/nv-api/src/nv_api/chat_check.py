@@ -100,23 +100,39 @@ def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
 def _check(template: str, subject: str, tokenizer: Tokenizer) -> None:
     """Check one template; `subject` is its name in messages."""
     done, error = _rendered(template)
-    if done and not any(each.printed() for each in done) and not _reads_messages(template):
-        raise ValueError(f"{subject} prints the text of no message: {ADVICE}")
     if error and subject.startswith(DEFAULT):  # others may need tools or documents
         _warn(f"{subject} fails on a user's message ({error}): {ADVICE}")
-    if done and not any("user" in each.printed() for each in done):
-        _warn(
-            f"{subject} does not print the content of a message with the role 'user', so that the "
-            f"model does not see it: {ADVICE}"
-        )
-    for loss in losses(template):
-        _warn(f"{subject} {loss}: {ADVICE}")
+    for fault in template_faults(template, subject, ADVICE):
+        _warn(fault)
     if words := _cut_words(done, tokenizer):
         _warn(
             f"{subject} writes {', '.join(first_few(words))}, which the vocabulary does not have "
             "as single tokens: if the model was not trained with such words cut into several "
             f"tokens, {ADVICE}"
         )
+
+
+def template_faults(template: str, subject: str, advice: str) -> list[str]:
+    """The sentences to warn of: each part of a conversation that a template loses.
+
+    Args:
+        template: Jinja without a syntax error.
+        subject: its name in the sentences.
+        advice: the fix, which ends them.
+
+    Raises:
+        ValueError: it prints the text of no message, whatever its role and fields.
+    """
+    done, _ = _rendered(template)
+    if done and not any(each.printed() for each in done) and not _reads_messages(template):
+        raise ValueError(f"{subject} prints the text of no message: {advice}")
+    faults = [f"{subject} {loss}: {advice}" for loss in losses(template)]
+    if done and not any("user" in each.printed() for each in done):
+        faults.append(
+            f"{subject} does not print the content of a message with the role 'user', so that the "
+            f"model does not see it: {advice}"
+        )
+    return faults
 
 
 def _warn(sentence: str) -> None:

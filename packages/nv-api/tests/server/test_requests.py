@@ -41,6 +41,15 @@ def test_a_template_of_the_server_s_is_in_place_of_the_model_s(serve):
         ServeOptions(model="m", chat_template="{% if")
 
 
+def test_b06_a_template_of_the_server_s_that_loses_a_text_is_told_of_at_the_start():
+    cut = "{% for m in messages %}{{ m.content[0] }}{% endfor %}"
+    match = "^the option chat_template prints a message's text only in part, or changed: correct it"
+    with pytest.warns(UserWarning, match=match):
+        ServeOptions(model="m", chat_template=cut)
+    with pytest.raises(ValueError, match=r"^the option chat_template prints the text of no"):
+        ServeOptions(model="m", chat_template="hello")
+
+
 def test_fields_left_out_are_the_checkpoint_s_recommendation(served):
     served.chat()
     params = served.last.params

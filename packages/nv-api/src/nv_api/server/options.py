@@ -4,6 +4,7 @@ Owns the options, their bounds and their defaults; checked once. Never opens a s
 """
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 from nv_engine import SamplingParams, values
 from nv_engine.values import shown
 
+from nv_api.chat_check import template_faults
 from nv_api.chat_templates import check_templates
 from nv_api.said import REASONING_PARSERS, TOOL_CALL_PARSERS
 from nv_api.server.tracing import checked_endpoint
 
 LOG_REQUESTS = ("none", "ids", "text")
 GENERATION_CONFIGS = ("auto", "nv")
+ADVICE = "correct it, or leave the option out for the model's own"
 OFF = "none"
 """In place of a parser's name."""
 MAX_SECONDS = 7 * 24 * 3600
@@ -104,6 +107,8 @@ class ServeOptions:
             self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
         if self.chat_template is not None:
             check_templates(self.chat_template, "the option chat_template")
+            for fault in template_faults(self.chat_template, "the option chat_template", ADVICE):
+                warnings.warn(fault, stacklevel=3)
         if self.otlp_endpoint is not None:
             self._make("otlp_endpoint", lambda _, text: checked_endpoint(text))
         self._check_override()
