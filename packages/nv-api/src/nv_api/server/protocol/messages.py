@@ -20,7 +20,13 @@ _BLOCKS = [
         "properties": {
             "type": {"const": "tool_result"},
             "tool_use_id": {"type": "string"},
-            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_BLOCK}]},
+            "content": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "null"},
+                    {"type": "array", "items": _TEXT_BLOCK},
+                ]
+            },
         },
     },
 ]
