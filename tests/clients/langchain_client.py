@@ -43,8 +43,10 @@ class TestChatOpenAI(ChatModelIntegrationTests):
 
     @property
     def has_tool_calling(self):
+        """These tests expect certain calls with certain arguments."""
         return False
 
     @property
     def supports_json_mode(self):
+        """This test expects certain keys, and the form leaves them to the model."""
         return False
