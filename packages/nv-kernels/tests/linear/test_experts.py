@@ -15,7 +15,7 @@ from nv_kernels.linear.experts import triton_weight as weight
 from nv_kernels.linear.experts.routing import num_tiles
 from nv_kernels.linear.experts.weight import DenseExperts
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.overrides import TorchFunctionMode
 
 needs_compiler = pytest.mark.skipif(not find_compiler(), reason="needs a C++ compiler")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -218,15 +218,21 @@ class TestOnACPU:
         assert error(stream.pending, 2 * expected) < 1e-6
 
 
-class Watched(TorchDispatchMode):
-    """Names torch's own ops: on a card each would be a launch."""
+NO_LAUNCH = {"__get__", "contiguous", "empty", "empty_like", "numel"}
+"""Functions that allocate, read a shape, or return a tensor that is contiguous already."""
+
+
+class Watched(TorchFunctionMode):
+    """Names torch's own functions: on a card most would be a launch."""
 
     def __init__(self):
         super().__init__()
         self.seen = set()
+        self.is_paused = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.add(str(func.overloadpacket))
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if not self.is_paused:
+            self.seen.add(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
@@ -302,14 +308,15 @@ class TestOnACard:
 
         def counted(self, *args, **options):
             launches.append(self.fn.__name__)
-            with _disable_current_modes():
-                return run(self, *args, **options)
+            ops.is_paused = True  # the interpreter itself calls torch
+            run(self, *args, **options)
+            ops.is_paused = False
 
         monkeypatch.setattr(interpreter.GridExecutor, "__call__", counted)
         with Watched() as ops:
             stream = experts.linear_add(x, experts.route(logits, 2, True), nk.Stream(x))
         assert len(launches) <= (most if name == "dense_experts" else 4), launches
-        assert ops.seen <= {"aten.empty", "aten.empty_like", "aten.select"}, ops.seen
+        assert ops.seen <= NO_LAUNCH, ops.seen
         assert stream.pending.shape == (2, tokens, 32)
 
 
