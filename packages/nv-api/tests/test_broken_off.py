@@ -1,5 +1,7 @@
 """A step that is broken off at any of its lines: what it could not return comes with the next."""
 
+import ctypes
+import signal
 import sys
 from itertools import count, repeat
 
@@ -7,6 +9,7 @@ import nv_api
 import nv_engine
 import pytest
 from nv_api import LLM, SamplingParams
+from nv_api.session import Session
 
 PLACES = tuple(str(next(iter(package.__path__))) for package in (nv_api, nv_engine))
 
@@ -124,3 +127,60 @@ def test_a_step_broken_off_at_any_line_loses_nothing_and_repeats_nothing(llm, st
         assert disturbed == whole
         total += num_broken
     assert total > 300
+
+
+class Interrupter:
+    """Notes SIGINT from the event after the k-th in one of some functions on.
+
+    An event is a call that they make, or its return, or their own. The signal is noted by a
+    profiler in C: in a Python function its handler would run at once.
+    """
+
+    note = ctypes.pythonapi["PyErr_SetInterrupt"]
+    note.argtypes = [ctypes.py_object] * 3
+
+    def __init__(self, *functions):
+        self.codes = {function.__code__ for function in functions}
+        self.left = 0
+
+    def watch(self, frame, *_):
+        if {frame.f_code, frame.f_back.f_code} & self.codes:
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(self.note)
+
+
+def test_16_a_signal_while_step_returns_loses_nothing(llm):
+    """After whichever call in it, and between any two of the returns from `Session.step` up."""
+    functions = (Session.step, LLM.step, getattr(LLM.step, "__wrapped__", LLM.step))
+    interrupter = Interrupter(*functions)
+    place, left, num_raised, lengths = 0, 0, 0, range(1, 6)
+    before = signal.signal(signal.SIGINT, len)  # a handler that raises a TypeError
+    try:
+        while left <= 0:  # then the places are beyond the events of any step
+            place, left, results = place + 1, place + 1, []
+            params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in lengths]
+            ids = [llm.add_request([5], each) for each in params]
+            for turn in range(100):  # each second step is left alone, or none would end
+                interrupter.left = place if turn % 2 else 10**9
+                is_quiet = False
+                try:
+                    sys.setprofile(interrupter.watch)
+                    results += llm.step()[0]
+                    sys.setprofile(None)
+                except TypeError:
+                    num_raised += 1
+                while not is_quiet:
+                    try:
+                        sys.setprofile(None)
+                        is_quiet = True
+                    except TypeError:
+                        continue
+                left = min(left, interrupter.left)
+                if llm.is_finished():
+                    break
+            assert [(i, len(tokens)) for i, tokens in results] == [*zip(ids, lengths, strict=True)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert place > 15
+    assert num_raised > 2 * place

@@ -227,7 +227,7 @@ class LLM(PoolingMethods):
         (request,) = self._session.add([tokenized], [params])
         return request.request_id
 
-    @VLLM_NAMES.arguments_of
+    @VLLM_NAMES.no_arguments_of
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """Run one step of the engine.
 

@@ -18,6 +18,7 @@ ALIKE = 0.75
 Kind = TypeVar("Kind", bound=type)
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,23 @@ class ForeignNames:
                 kept = self._ours(shape.owner, given, shape.names)
             shape.check(len(args), kept)
             return function(*args, **kept)
+
+        return call
+
+    def no_arguments_of(self, method: Callable[[T], R]) -> Callable[[T], R]:
+        """As `arguments_of`, for a method without arguments whose result must reach its caller.
+
+        A call with `*` or `**` is where CPython 3.11 runs signal handlers, after the method has
+        returned: an exception of theirs would lose the result. A plain call is not.
+        """
+        shape = Shape.of(method)
+
+        @wraps(method)
+        def call(instance: T, /, *args: object, **given: object) -> R:
+            if args or given:
+                kept = self._ours(shape.owner, given, shape.names) if given else {}
+                shape.check(1 + len(args), kept)
+            return method(instance)
 
         return call
 
