@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 import transformers
-from nv_models import RopeConfig, cos_sin_table, read_config
+from nv_models import RopeConfig, TensorParallel, cos_sin_table, plan_model, read_config
 
 SIZES = {
     "vocab_size": 320,
@@ -148,17 +148,19 @@ def test_class_default_eos_only_where_no_file_names_one(tmp_path):
 def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
     write(tmp_path, "llama", {"eos_token_id": [319, 320, 9999]}, eos_token_id=7)
     with pytest.warns(UserWarning, match=r"eos_token_id .*320, 9999.* 0 \.\. 319") as warned:
-        assert read_config(tmp_path).eos_token_ids == (7, 319)
+        plan = plan_model(tmp_path, load_format="dummy")
+    assert plan.config.eos_token_ids == read_config(tmp_path).eos_token_ids == (7, 319)
     assert str(tmp_path / "generation_config.json") in str(warned[0].message)
     write(
         tmp_path, "llama", {}, eos_token_id=320
     )  # the class's default is also past the vocabulary
     with pytest.warns(UserWarning, match=r"config\.json: eos_token_id .*320"):
-        assert read_config(tmp_path).eos_token_ids == ()
+        assert plan_model(tmp_path, load_format="dummy").config.eos_token_ids == ()
     with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("default")
-        read_config(tmp_path)
-        read_config(tmp_path)  # on another line, as others who read the file
+        warnings.simplefilter("always")
+        read_config(tmp_path)  # a load reads the file several times, and plans once
+        plan_model(tmp_path, load_format="dummy")
+        plan_model(tmp_path, load_format="dummy", parallel=TensorParallel(1, 2))
     assert len(warned) == 1
 
 
@@ -288,7 +290,7 @@ def test_f5_a_number_of_the_rope_that_makes_no_sense(tmp_path, rope, message):
 def test_f7_a_long_list_of_ids_is_cut(tmp_path):
     write(tmp_path, "llama", eos_token_id=[2, *range(320, 5000)])
     with pytest.warns(UserWarning, match=r"names 320, 321, 322, and 4677 more, but"):
-        assert read_config(tmp_path).eos_token_ids == (2,)
+        assert plan_model(tmp_path, load_format="dummy").config.eos_token_ids == (2,)
 
 
 def test_f9_files_may_begin_with_a_byte_order_mark(tmp_path):

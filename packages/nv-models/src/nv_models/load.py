@@ -24,7 +24,7 @@ from nv_models.placement import Finished, Placement
 from nv_models.pooling.checkpoint import PoolingCheckpoint
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
-from nv_models.read_config import config_values, read_config
+from nv_models.read_config import config_values, read_config, warn_of_undrawable
 from nv_models.weights import fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -111,6 +111,9 @@ def plan_model(
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
         ValueError: an unsupported architecture, format, dtype or parallel size.
+
+    Warns:
+        UserWarning: on rank 0, that an EOS id past the vocabulary was left out.
     """
     if load_format not in LOAD_FORMATS:
         raise ValueError(
@@ -118,6 +121,9 @@ def plan_model(
         )
     folder = resolve(path)
     config = read_config(folder, hf_overrides)
+    if parallel.rank == 0:
+        raw = config_values(folder, hf_overrides)
+        warn_of_undrawable(folder, raw, config.vocab_size)
     if dtype == "auto" and config.dtype is None:
         refuse_stated_dtype(folder / "config.json", config_values(folder, hf_overrides))
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)

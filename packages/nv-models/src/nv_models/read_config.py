@@ -58,9 +58,6 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         ValueError: not JSON, a field of the wrong type or size, an architecture or a feature
             that is not supported; the message names the file.
         NotImplementedError: quantized weights.
-
-    Warns:
-        UserWarning: an EOS id past the vocabulary, which no logit stands for, was left out.
     """
     folder = Path(path)
     config_file, generation_file = folder / "config.json", folder / "generation_config.json"
@@ -72,20 +69,26 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     source = source_of(folder)
     own = f"{config_file} with hf_overrides" if overrides else config_file
     with naming_keys(source, raw["model_type"]) if source != folder else naming(own):
-        config = model_config(raw, defaults, named)
-    for file, ids in ((config_file, eos_ids(raw)), (generation_file, named)):
-        _warn_of_undrawable(file, ids, config.vocab_size)
-    return config
+        return model_config(raw, defaults, named)
 
 
-def _warn_of_undrawable(file: Path, ids: tuple[int, ...], vocab_size: int) -> None:
-    """Warn of the EOS ids that are left out, as they can never be drawn."""
-    if gone := [str(token) for token in ids if token >= vocab_size]:
-        warnings.warn(
-            f"{file}: eos_token_id names {', '.join(first_few(gone))}, but the vocabulary is "
-            f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
-            stacklevel=1,  # so that it is shown once, though the file is read several times
-        )
+def warn_of_undrawable(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> None:
+    """Warn of the EOS ids that `read_config` leaves out, as they can never be drawn.
+
+    Args:
+        folder: of the checkpoint.
+        raw: the fields of its config.json.
+        vocab_size: ids from here on have no logit.
+    """
+    generation_file = folder / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.exists() else {}
+    for file, values in ((folder / "config.json", raw), (generation_file, generation)):
+        if gone := [str(token) for token in eos_ids(values) if token >= vocab_size]:
+            warnings.warn(
+                f"{file}: eos_token_id names {', '.join(first_few(gone))}, but the vocabulary is "
+                f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
+                stacklevel=3,
+            )
 
 
 def model_config(
