@@ -50,6 +50,7 @@ def test_hub_name_goes_to_the_hub(monkeypatch, tmp_path):
     def snapshot_download(name, revision, allow_patterns):
         calls.append((name, revision))
         assert "*.safetensors" in allow_patterns
+        (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot_download)

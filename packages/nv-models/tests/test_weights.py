@@ -171,11 +171,11 @@ def test_corrupt_index(sharded, text):
 def test_folder_without_weights(tiny_checkpoint):
     folder = tiny_checkpoint()
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no weights: no \*.safetensors"):
+    with pytest.raises(FileNotFoundError, match=r"has no weights: no \*.safetensors, pytorch_m"):
         load_model(folder)
-    (folder / "pytorch_model.bin").touch()
-    with pytest.raises(FileNotFoundError, match=r"pytorch_model.bin is in a format"):
-        load_model(folder)
+    for load_format, wanted in (("safetensors", r"\*.safetensors"), ("pt", r"pytorch_model\*.bin")):
+        with pytest.raises(FileNotFoundError, match=f"has no weights: no {wanted} in it"):
+            load_model(folder, load_format=load_format)
 
 
 def test_dummy_needs_only_the_config_and_follows_the_seed(tiny_checkpoint):

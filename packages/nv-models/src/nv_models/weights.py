@@ -15,9 +15,9 @@ AGAIN = "download or convert it again"
 DUMMY_STD = 0.02
 MOST_PROBLEMS = 20
 """Of a checkpoint that does not fit, so many problems are named and the others counted."""
-KNOWN_EXTRAS = ("rotary_emb.inv_freq", "lm_head.weight")
-"""Old files keep the rotary frequencies, and tied models, where no head is wanted, a copy of the
-embedding as head."""
+KNOWN_EXTRAS = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
+"""Old files keep the rotary frequencies or a number of their format, and tied models, where no head
+is wanted, a copy of the embedding as head."""
 
 
 def list_shards(model: nn.Module) -> list[Shard]:

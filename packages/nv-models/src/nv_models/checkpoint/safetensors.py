@@ -3,8 +3,6 @@
 Owns open files and the slices read from them. Never holds a whole tensor longer than one copy.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from nv_models.checkpoint.weight_files import Naming, WeightFiles
 from nv_models.pointer import POINTER, is_pointer
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+NAMING = Naming(
+    index="model.safetensors.index.json",
+    single="model.safetensors",
+    pattern="*.safetensors",
+    format="safetensors",
+)
 DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -29,50 +32,12 @@ class SafetensorsCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.place = folder
+        files = WeightFiles(folder, NAMING)
+        self.broken, self.incomplete = files.broken, files.incomplete
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self.broken: list[str] = []
-        self.incomplete = False
         self._files: dict[str, Any] = {}  # tensor name -> open file
-        for file in self._listed(folder):
+        for file in files.present:
             self._open(file)
-
-    def _listed(self, folder: Path) -> list[Path]:
-        """The files to read: what the index names, or one, or all; one that is gone is noted.
-
-        The index comes first, as in vLLM, unless none of its files is there and `model.safetensors`
-        is. Other files are other formats of the model, or adapters.
-        """
-        single, index = folder / SINGLE, folder / INDEX
-        has_single = single.exists() or single.is_symlink()
-        if index.exists():
-            indexed = self._indexed(index)
-            if not has_single or any(map(os.path.lexists, indexed)):
-                return self._present(indexed)
-        files = [single] if has_single else sorted(folder.glob("*.safetensors"))
-        return self._present(files)
-
-    def _indexed(self, index: Path) -> list[Path]:
-        """The files that an index names."""
-        try:
-            weight_map = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
-            return [index.parent / name for name in sorted(set(weight_map.values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = POINTER if is_pointer(index) else f"is not a safetensors index ({error!r})"
-            self.broken.append(f"{index} {why}")
-            return []
-
-    def _present(self, files: list[Path]) -> list[Path]:
-        """Those of the files that are there; the others are noted."""
-        for file in files:
-            if file.exists():
-                continue
-            self.incomplete = True
-            if file.is_symlink():
-                gone = f"{file} links to {file.readlink()}, which is gone (a pruned hub cache?)"
-                self.broken.append(gone)
-            else:
-                self.broken.append(f"{file} is missing, though {INDEX} names it")
-        return [file for file in files if file.exists()]
 
     def _open(self, file: Path) -> None:
         """Note the file's tensors, or what is wrong with it."""

@@ -1,7 +1,8 @@
-"""PoolingCheckpoint: the tensors of a pooling model, wherever its files keep them.
+"""JoinedCheckpoint: the tensors of a model, wherever its files keep them.
 
-Owns two differences from a text model's checkpoint: names that lack `model.`, as the class without
-a head writes them, and Dense layers in folders of their own. Never opens a file.
+Owns two things that files may do: leave out the `model.` of all names, as the class without a head
+writes them, and keep the Dense layers of a pooling model in folders of their own. Never opens a
+file.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ BODY = "model."
 HEADS = ("lm_head.", "score.")
 
 
-class PoolingCheckpoint:
+class JoinedCheckpoint:
     """One checkpoint of several.
 
     Args:
