@@ -90,6 +90,35 @@ def test_known_extras_are_skipped(edited):
     assert load_model(edited(change, tie_word_embeddings=True))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_16_another_head_beside_a_tied_embedding_is_told_by_one_rank(edited, dtype, rank):
+    def copied(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def changed(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 0.1
+
+    def shortened(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:-1].clone()
+
+    def load(change, overrides=None):
+        folder = edited(change, name=change.__name__, tie_word_embeddings=True)
+        parallel = TensorParallel(rank, 2)
+        return load_model(folder, dtype=dtype, parallel=parallel, hf_overrides=overrides)
+
+    load(copied)  # warnings are errors here
+    for change in (changed, shortened):
+        if rank:
+            load(change)
+            continue
+        with pytest.warns(UserWarning, match=r"lm_head.weight is not the embedding, .* pass hf_o"):
+            model = load(change)
+        assert torch.equal(model.lm_head.head.values, model.model.embed_tokens.weight)
+    model = load(changed, {"tie_word_embeddings": False})
+    assert not torch.equal(model.lm_head.head.values, model.model.embed_tokens.weight)
+
+
 def test_head_of_an_untied_model_is_wanted(edited):
     with pytest.raises(ValueError, match=r"lm_head.weight \[320, 128\] is missing"):
         load_model(edited(lambda tensors: tensors.pop("lm_head.weight")))

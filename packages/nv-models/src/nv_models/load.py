@@ -26,7 +26,7 @@ from nv_models.placement import Finished, Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
 from nv_models.read_config import config_values, read_config, warn_of_undrawable
-from nv_models.weights import fill_dummy, load_weights
+from nv_models.weights import fill_dummy, load_weights, warn_of_another_head
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 WANTED = {
@@ -68,10 +68,15 @@ class ModelPlan:
 
         Raises:
             ValueError: the checkpoint does not fit the model.
+
+        Warns:
+            UserWarning: the files hold another head than the embedding, which the model ties.
         """
         model = self._build(self.placement).eval()
         if self.checkpoint:
             load_weights(model, self.checkpoint)
+            if self.placement.parallel.rank == 0:
+                warn_of_another_head(model, self.checkpoint)
         else:
             fill_dummy(model, self.seed)
         for module in model.modules():  # one by one: two copies of a single matrix at most

@@ -4,10 +4,13 @@ Owns the comparison of a model's shards with a checkpoint's tensors, and the cop
 file. Never guesses.
 """
 
+import warnings
+
 import torch
 from torch import nn
 
 from nv_models.checkpoint import Checkpoint
+from nv_models.layers.embedding import TiedEmbedding
 from nv_models.listing import first_few
 from nv_models.placement import Shard, Sharded
 
@@ -15,7 +18,10 @@ AGAIN = "download or convert it again"
 DUMMY_STD = 0.02
 MOST_PROBLEMS = 20
 """Of a checkpoint that does not fit, so many problems are named and the others counted."""
-KNOWN_EXTRAS = ("rotary_emb.inv_freq", "lm_head.weight", "decoder.version")
+HEAD = "lm_head.weight"
+COMPARED_ROWS = 64
+"""Of two tables that should be one: enough, as tables that were trained apart differ everywhere."""
+KNOWN_EXTRAS = ("rotary_emb.inv_freq", HEAD, "decoder.version")
 """Old files keep the rotary frequencies or a number of their format, and tied models, where no head
 is wanted, a copy of the embedding as head."""
 
@@ -75,6 +81,41 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
         if name in found and found[name] != shape
     ]
     return missing + unexpected + wrong
+
+
+def warn_of_another_head(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Warn where the head is the embedding, and the files hold another head.
+
+    Some rows of this rank are compared.
+
+    Args:
+        model: filled, and not laid out for its products yet.
+        checkpoint: of which it was filled.
+    """
+    ends = [module for module in model.modules() if isinstance(module, TiedEmbedding)]
+    if not ends or HEAD not in checkpoint.shapes or not len(ends[0].kept):
+        return
+    table, kept = ends[0].weight, ends[0].kept
+    whole = (ends[0].vocab_size, table.shape[1])
+    step = -(-len(kept) // COMPARED_ROWS)
+    if checkpoint.shapes[HEAD] == whole and all(
+        torch.equal(_row(checkpoint, kept[row], table), table[row])
+        for row in range(0, len(kept), step)
+    ):
+        return
+    warnings.warn(
+        f"{checkpoint.place}: {checkpoint.name_in_file(HEAD)} is not the embedding, though "
+        "tie_word_embeddings is true: the embedding is the head, as config.json says; pass "
+        'hf_overrides={"tie_word_embeddings": False} to use the head of the files',
+        stacklevel=2,
+    )
+
+
+def _row(checkpoint: Checkpoint, token: int, like: torch.Tensor) -> torch.Tensor:
+    """A token's row [E] of the files' head."""
+    row = like.new_empty(1, like.shape[1])
+    checkpoint.copy(HEAD, 0, token, row)
+    return row[0]
 
 
 def fill_dummy(model: nn.Module, seed: int) -> None:
