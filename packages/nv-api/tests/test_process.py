@@ -1,13 +1,15 @@
 """Threads and forks: an LLM made in any thread works, and a fork of its process hangs nowhere."""
 
+import copy
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
 
 import pytest
-from nv_api import LLM, SamplingParams
+from nv_api import LLM, AsyncLLM, SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 FIRST_ENGINES = """
@@ -124,3 +126,11 @@ def test_b08_a_fork_may_make_an_llm_of_its_own(llm, checkpoint):
             assert own.generate("a", PARAMS, use_tqdm=False)[0]["token_ids"] == expected
 
     assert status_of(make) == ""
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+@pytest.mark.parametrize("take", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_16_an_engine_is_not_copied_or_sent_away(kind, take):
+    engine = object.__new__(kind)  # whatever it holds
+    with pytest.raises(TypeError, match=rf"^{kind.__name__} holds a running engine, .* make one"):
+        take(engine)

@@ -129,3 +129,11 @@ def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content)
     with pytest.raises(ValueError, match=r"are not a tokenizer .*: download them again") as error:
         load_tokenizer(place)
     assert str(place) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
+def test_16_a_file_that_is_not_utf8_is_named(damaged, name):
+    place = damaged(name, "")
+    (place / name).write_bytes(b"\xff\xfe{{ x }}")
+    with pytest.raises(ValueError, match=rf"{name} is not UTF-8: write it anew, or give a token"):
+        load_tokenizer(place)

@@ -290,7 +290,7 @@ def test_not_gguf_and_cut_off(tiny_checkpoint, write_gguf, tmp_path):
     with pytest.raises(ValueError, match="corrupt or truncated in its header"):
         resolve(file)
     file.write_bytes(whole[:-4])
-    with pytest.raises(ValueError, match=r"is truncated: .* ends at byte"):
+    with pytest.raises(ValueError, match=rf"\n  {file} is truncated: .* ends at byte"):
         load_model(file)
 
 

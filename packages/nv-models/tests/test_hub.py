@@ -95,3 +95,15 @@ def test_b09_a_snapshot_without_a_shard_names_it(cache, tiny_checkpoint):
     (cache / ("d" * 40)).symlink_to(folder)
     with pytest.raises(FileNotFoundError, match=r"model-00002-of-00002.safetensors is missing"):
         load_model(resolve("org/name", "d" * 40))
+
+
+@pytest.mark.parametrize("error", [NotADirectoryError, PermissionError])
+def test_16_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch, cache, error):
+    def fail(*args, **kwargs):
+        raise error(20, "Not a directory", "/a/file/token")
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match=r"org/name cannot be kept in .*; set HF_HOME") as raised:
+        resolve("org/name")
+    assert "/a/file/token" in str(raised.value)
+    assert "\n" not in str(raised.value)

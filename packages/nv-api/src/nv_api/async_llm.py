@@ -36,6 +36,7 @@ from nv_api.host.frames import (
     Stop,
 )
 from nv_api.host.process import HostProcess
+from nv_api.one_process import OneProcess
 from nv_api.outputs import RequestOutput
 from nv_api.pooled_request import PooledRequest
 from nv_api.pooling import existing_pooler, fields, with_task
@@ -66,7 +67,7 @@ ERRORS = {
 T = TypeVar("T")
 
 
-class AsyncLLM:
+class AsyncLLM(OneProcess):
     """A model in a process of its own, for asyncio; names follow vLLM's `AsyncLLM`.
 
     `LLM` for one event loop: any number of tasks may call it at once. The model loads after the

@@ -12,6 +12,7 @@ from nv_engine import SamplingParams
 
 from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
+from nv_api.one_process import OneProcess
 from nv_api.outputs import CompletionOutput, RequestOutput
 from nv_api.pooling import PoolingMethods
 from nv_api.progress import UseTqdm, check_use_tqdm
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, OneProcess):
     """A model that completes prompts, offline: vLLM's `LLM` and nano-vLLM's in one.
 
     One thread at a time may call it; a call during another thread's call raises a RuntimeError.

@@ -43,6 +43,7 @@ REMEDY = (
     "give a tokenizer's place with tokenizer=…, or pass skip_tokenizer_init=True to work with "
     "token ids"
 )
+TEXT_FILES = ("*.json", "*.txt", "**/*.jinja")
 LOADING_ERRORS = (OSError, ValueError, TypeError, AttributeError, LookupError)
 """Errors of transformers for damaged files; its Rust part raises Exception itself."""
 
@@ -214,10 +215,23 @@ class _Loading:
             raise ValueError(
                 f"the tokenizer of {self._source} is code of its own, which is never run: {REMEDY}"
             ) from None
+        if named := _not_utf8(self._source):
+            raise ValueError(f"{named} is not UTF-8: write it anew, or {REMEDY}") from error
         raise ValueError(
             f"the files of {self._source} are not a tokenizer ({kind.__name__}: {error}): download "
             f"them again, or {REMEDY}"
         ) from error
+
+
+def _not_utf8(source: Path | str) -> Path | None:
+    """The first of a folder's text files that is not UTF-8."""
+    for pattern in TEXT_FILES:
+        for file in sorted(Path(source).glob(pattern)):
+            try:
+                file.read_text(encoding="utf-8")
+            except ValueError:
+                return file
+    return None
 
 
 class Tokenizer:

@@ -29,7 +29,8 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
 
     Raises:
         FileNotFoundError: neither in the cache nor within reach, or in the cache in part.
-        ValueError: a repository or revision that is unknown, gated or refused.
+        ValueError: a repository or revision that is unknown, gated or refused, or a cache that
+            cannot be written.
     """
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
@@ -46,6 +47,11 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
         if found := cached_snapshot(name, revision, patterns):
             return found
         raise _worded(name, revision, error) from error
+    except OSError as error:
+        raise ValueError(
+            f"{name} cannot be kept in the hub's cache, {constants.HF_HUB_CACHE}: "
+            f"{one_line(error)}; set HF_HOME to a folder that this user may write"
+        ) from error
 
 
 def cached_snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path | None:

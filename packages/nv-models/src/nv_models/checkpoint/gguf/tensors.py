@@ -57,7 +57,8 @@ class GGUFCheckpoint:
     def __init__(self, file: Path) -> None:
         header = read_header(file)  # of all parts
         source = source_of(file.parent)
-        self.place = file if source == file.parent else source
+        self._is_linked = source != file.parent  # from the folder in the cache
+        self.place = source if self._is_linked else file
         self.broken: list[str] = []
         self.incomplete = False
         self._header = header
@@ -88,7 +89,8 @@ class GGUFCheckpoint:
         end = info.offset + int(np.prod(info.shape[:-1])) * row_bytes(info.shape[-1], info.kind)
         size = len(self._data[info.file])
         if end > size:
-            self.broken.append(f"{info.file} is truncated: {name} ends at byte {end} of {size}")
+            file = info.file.readlink() if self._is_linked else info.file
+            self.broken.append(f"{file} is truncated: {name} ends at byte {end} of {size}")
 
     def name_in_file(self, name: str) -> str:
         """The checkpoint's name, and GGUF's after it."""
