@@ -181,6 +181,22 @@ def test_links_that_point_nowhere(tiny_checkpoint, sharded):
     assert str(error.value).endswith("download or convert it again")
 
 
+def test_16_folders_and_links_in_place_of_files(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"model.safetensors is a folder, not a file"):
+        load_model(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("../blobs/3")
+    with pytest.raises(FileNotFoundError, match=r"config.json links to ../blobs/3, which is gone"):
+        load_model(folder)
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"config.json is a folder, not a file; a model"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\xff" * 64])
 def test_corrupt_file(tiny_checkpoint, data):
     folder = tiny_checkpoint()

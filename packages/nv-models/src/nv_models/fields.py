@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nv_models.missing import why_missing
 from nv_models.pointer import refuse_pointer
 
 LARGEST_SIZE = 2**31 - 1
@@ -24,8 +25,8 @@ def read_json(file: Path) -> dict[str, Any]:
     """
     if not file.is_file():
         raise FileNotFoundError(
-            f"{file} does not exist; a model folder holds config.json, weights and the "
-            "tokenizer's files"
+            f"{file} {why_missing(file, 'does not exist')}; a model folder holds config.json, "
+            "weights and the tokenizer's files"
         )
     refuse_pointer(file)
     try:

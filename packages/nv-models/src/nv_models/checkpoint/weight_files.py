@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nv_models.missing import why_missing
 from nv_models.pointer import POINTER, is_pointer
 
 
@@ -50,7 +51,7 @@ class WeightFiles:
 
     def __post_init__(self) -> None:
         for file in self._wanted():
-            if file.exists():
+            if file.is_file():
                 self.present.append(file)
             else:
                 self._note_gone(file)
@@ -78,7 +79,5 @@ class WeightFiles:
 
     def _note_gone(self, file: Path) -> None:
         self.incomplete = True
-        why = f"is missing, though {self.naming.index} names it"
-        if file.is_symlink():
-            why = f"links to {file.readlink()}, which is gone (a pruned hub cache?)"
+        why = why_missing(file, f"is missing, though {self.naming.index} names it")
         self.broken.append(f"{file} {why}")
