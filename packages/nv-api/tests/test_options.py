@@ -199,7 +199,7 @@ def test_what_is_not_built_yet_says_so(name, value):
         (
             "load_format",
             5,
-            "load_format is 5: it must be one of 'auto', 'safetensors', 'gguf', 'dummy'",
+            "load_format is 5: it must be one of 'auto', 'safetensors', 'pt', 'gguf', 'dummy'",
         ),
         ("revision", 5, "revision is 5: it must be a name"),
         ("tokenizer", "", "tokenizer is '': it must be a name that is not empty"),
