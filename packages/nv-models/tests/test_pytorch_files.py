@@ -107,11 +107,15 @@ def test_a_pointer_of_git_lfs(converted):
         load_model(folder)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda tensors: list(tensors.values()), "holds a list, not tensors by name"),
         (lambda tensors: {**tensors, "step": 3}, "step in .* is int, not plain floats"),
+        (lambda tensors: dict(enumerate(tensors.values())), "0 in .* is not the name of a tensor"),
+        (lambda tensors: {**tensors, "q": torch.zeros(2, device="meta")}, "q in .* on meta, not p"),
+        (lambda tensors: {**tensors, "q": torch.zeros(2).to_sparse()}, "q in .* is torch.sparse_"),
         (lambda tensors: {**tensors, "q": torch.zeros(2).int()}, r"q in .* is torch.int32, not p"),
     ],
 )

@@ -49,8 +49,9 @@ class PyTorchCheckpoint:
             self.broken.append(f"{file} holds a {type(content).__name__}, not tensors by name")
             return
         for name, tensor in content.items():
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype not in FLOATS:
-                kind = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            if not isinstance(name, str):
+                self.broken.append(f"{name!r:.100} in {file} is not the name of a tensor")
+            elif (kind := _not_floats(tensor)) is not None:
                 self.broken.append(f"{name} in {file} is {kind}, not plain floats")
             elif name in self._tensors:
                 self.broken.append(f"{name} in {file} is also in another file")
@@ -73,6 +74,17 @@ class PyTorchCheckpoint:
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""
         target.copy_(self._tensors[name].narrow(dim, start, target.shape[dim]))
+
+
+def _not_floats(value: object) -> str | None:
+    """The kind of a value that is not a tensor of plain floats in memory."""
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if value.dtype not in FLOATS:
+        return str(value.dtype)
+    if value.is_meta or value.layout != torch.strided:
+        return "a tensor on meta" if value.is_meta else str(value.layout)
+    return None
 
 
 def _read(file: Path) -> Any:  # noqa: ANN401
