@@ -24,7 +24,7 @@ class Pair:
     Attributes:
         case: with a feature.
         beside: without it.
-        bound: the highest ratio of their times; None: there is no goal yet.
+        bound: the highest ratio of their times; None: it has no goal yet.
     """
 
     case: Case

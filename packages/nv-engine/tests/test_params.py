@@ -266,7 +266,7 @@ def test_copies_of_frozen_parameters():
         ("length_penalty", 0.8, "beam search is not there; draw n completions"),
         ("early_stopping", True, "beam search"),
         ("use_beam_search", True, "beam search"),
-        ("extra_args", {"a": 1}, "there are no plugins"),
+        ("extra_args", {"a": 1}, "no plugin reads them"),
         ("flat_logprobs", True, "logprobs are a list of dicts"),
         ("thinking_token_budget", 64, "max_tokens bounds"),
         ("repetition_detection", object(), "use repetition_penalty"),
@@ -320,7 +320,7 @@ def test_unknown_and_unnamed_values_are_type_errors(args, given, match) -> None:
 
 JSON = "pass structured_outputs=StructuredOutputsParams(json=…)"
 BEAMS = "beam search is not there; draw n completions and keep the likeliest"
-STEPS = "there is no such step: temperature, top_p, top_k, min_p and the penalties are there"
+STEPS = "nv does not have this step: use temperature, top_p, top_k, min_p or the penalties"
 
 
 @pytest.mark.parametrize(

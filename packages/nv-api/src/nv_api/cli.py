@@ -237,7 +237,12 @@ def serve(
     ] = "{}",
     chat_template: Annotated[
         Path | None,
-        typer.Option(help="File with a Jinja template.", show_default="the model's own"),
+        typer.Option(
+            help="File with a Jinja template.",
+            show_default="the model's own",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     reasoning_parser: Annotated[
         str | None,
@@ -285,9 +290,7 @@ def serve(
             allowed_origins=tuple(allowed_origins or ()),
             generation_config=generation_config,
             override_generation_config=_override(model, override_generation_config),
-            chat_template=(
-                None if chat_template is None else chat_template.read_text(encoding="utf-8")
-            ),
+            chat_template=_text(chat_template) if chat_template else None,
             reasoning_parser=reasoning_parser,
             tool_call_parser=tool_call_parser,
             max_queue=max_queue,
@@ -326,6 +329,14 @@ def _override(model: str, text: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ValueError(f"override_generation_config is {text!r}: it must be a JSON object")
     return {**(DEMO_CHAT if model == DEMO else {}), **given}
+
+
+def _text(file: Path) -> str:
+    """The contents of a template's file."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"chat_template {file} is not UTF-8: write it anew") from error
 
 
 @app.command(

@@ -122,7 +122,7 @@ class PoolingRequestOutput(Generic[Output_co]):
         prompt_token_ids: the prompt's tokens, after truncation.
         num_cached_tokens: prompt tokens that the prefix cache had.
         finished: True once there is a result or an error.
-        error: why there is no result; None if there is one.
+        error: the reason why the result is missing; None if it is not.
     """
 
     def __init__(  # noqa: PLR0917  # vLLM's order

@@ -30,7 +30,7 @@ def errors_as_sentences() -> Iterator[None]:
         if not str(error).startswith(UNKNOWN_OPTION):
             raise
         option = str(error).removeprefix(UNKNOWN_OPTION)
-        typer.echo(f"nv: there is no option {option}", err=True)
+        typer.echo(f"nv: unknown option {option}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -50,7 +50,7 @@ def test_tls(serve, files, events):
 def test_files_of_tls_are_checked_at_the_start(files):
     _, paths = files
     cert, other = paths["cert"], paths["other"]
-    with pytest.raises(FileNotFoundError, match="ssl_keyfile is '/none': there is no such file"):
+    with pytest.raises(FileNotFoundError, match="ssl_keyfile is '/none', which does not exist"):
         Listening(ssl_certfile=cert, ssl_keyfile="/none")
     with pytest.raises(ValueError, match="cannot be used together"):
         Listening(ssl_certfile=cert, ssl_keyfile=other)

@@ -101,9 +101,8 @@ def test_flags_of_vllm_that_make_no_difference_are_taken(made):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--max-num-seq", "4"], "there is no option 'max_num_seq': did you mean 'max_num_seqs'?"),
+        (["--max-num-seq", "4"], "unknown option 'max_num_seq': did you mean 'max_num_seqs'?"),
         (["--middleware", "m.M"], "--middleware is not built: mount nv_api.server.make_app"),
-        (["--chat-template", "/none"], "[Errno 2] No such file or directory: '/none'"),
     ],
 )
 def test_an_unknown_option_is_one_sentence(made, words, sentence):
@@ -111,6 +110,17 @@ def test_an_unknown_option_is_one_sentence(made, words, sentence):
     assert result.exit_code == 1, result.exception
     assert result.stderr.startswith(f"nv: {sentence}")
     assert not made
+
+
+def test_a_template_that_cannot_be_read_is_named(made, tmp_path):
+    result = CliRunner().invoke(app, ["serve", "m", "--chat-template", "/none"])
+    assert result.exit_code == 2
+    assert "does not exist" in result.stderr
+    file = tmp_path / "t.jinja"
+    file.write_bytes(b"\xff")
+    result = CliRunner().invoke(app, ["serve", "m", "--chat-template", str(file)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"nv: chat_template {file} is not UTF-8: write it anew")
 
 
 def test_without_the_extra_the_command_names_it(monkeypatch):

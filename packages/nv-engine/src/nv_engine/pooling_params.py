@@ -28,7 +28,7 @@ VLLM_NAMES = ForeignNames(
     },
     renamed={"activation": "use_activation", "softmax": "use_activation"},
     instead={
-        "extra_kwargs": "there are no plugins to read them",
+        "extra_kwargs": "no plugin reads them: leave them out",
         "returned_token_ids": "token_classify returns every label of every token",
         "skip_reading_prefix_cache": "pass enable_prefix_caching=False to LLM",
         "step_tag_id": "token_classify returns the labels of every token: choose those of the tag",

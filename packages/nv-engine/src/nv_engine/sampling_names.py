@@ -8,7 +8,7 @@ from nv_engine.names import ForeignNames
 BEAM_SEARCH = "beam search is not there; draw n completions and keep the likeliest"
 STRUCTURED = "pass structured_outputs=StructuredOutputsParams(%s)"
 ANY_STRUCTURE = STRUCTURED % "json=…" + ", or its regex, choice or grammar"
-STEPS = "there is no such step: temperature, top_p, top_k, min_p and the penalties are there"
+STEPS = "nv does not have this step: use temperature, top_p, top_k, min_p or the penalties"
 PROCESSORS = "use logit_bias, allowed_token_ids, bad_words or structured_outputs"
 TO_CHAT = "pass it to chat"
 NOT_NEEDED = "it would change nothing here: leave it out"
@@ -17,7 +17,7 @@ THINKING = "pass chat_template_kwargs={'enable_thinking': …} to chat"
 INSTEAD = {
     "best_of": "set n and logprobs, and keep the outputs with the largest cumulative_logprob",
     "early_stopping": BEAM_SEARCH,
-    "extra_args": "there are no plugins to read them",
+    "extra_args": "no plugin reads them: leave them out",
     "flat_logprobs": "logprobs are a list of dicts, made when they are read",
     "guided_decoding": ANY_STRUCTURE,
     "length_penalty": BEAM_SEARCH,

@@ -47,7 +47,12 @@ def serve(
     ] = None,
     dataset_name: Annotated[str, typer.Option(help="random, or custom: a file.")] = "random",
     dataset_path: Annotated[
-        Path | None, typer.Option(help="JSONL with `prompt` or `messages`, and `output_tokens`.")
+        Path | None,
+        typer.Option(
+            help="JSONL with `prompt` or `messages`, and `output_tokens`.",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     num_prompts: Annotated[int, typer.Option(help="Requests to send.")] = 1000,
     random_input_len: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1024,

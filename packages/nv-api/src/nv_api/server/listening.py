@@ -85,7 +85,9 @@ class Listening:
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):
             path = getattr(self, name)
             if path is not None and not Path(path).is_file():
-                raise FileNotFoundError(f"{name} is {shown(path)}: there is no such file")
+                raise FileNotFoundError(
+                    f"{name} is {shown(path)}, which does not exist: give the path of a PEM file"
+                )
         if self.ssl_certfile is None:
             return
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

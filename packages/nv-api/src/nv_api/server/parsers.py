@@ -33,7 +33,7 @@ class Parsers:
         thoughts: None: the model does not reason, or its thoughts are content.
         dialect: of its calls; None: it calls no functions.
         tags: of its tokenizer.
-        token_text: returns a token's own text; None: there is no tokenizer.
+        token_text: returns a token's own text; None: without a tokenizer.
     """
 
     thoughts: type[Qwen3Thoughts] | None
