@@ -1,8 +1,9 @@
 """A CPU's mixture of experts against a dense MLP of the same active width, in milliseconds.
 
 The layers are 8 experts of which a token uses 2, and a gated MLP of twice an expert's width: each
-reads and computes as much per token. The router and its choice count, the norm does not. The two
-are timed in turn, so that other programs of the machine slow both down.
+computes as much per token. With several tokens, the mixture reads up to four times the weights.
+The router and its choice count, the norm does not. The two are timed in turn, so that other
+programs of the machine slow both down.
 """
 
 import argparse

@@ -5,7 +5,6 @@ Dummy weights. `--small` runs every part on a CPU with a tiny shape, where its f
 """
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -15,14 +14,16 @@ from typing import Any
 
 import nv_kernels as nk
 from nv_api import LLM, SamplingParams
+from nv_models.layers.embedding import Head
 from report import report
 from workload import QWEN3, VOCAB, model_folder
 
-NEVER = ("logits", "sample", "keep_tokens")
-"""Ops of the head of logits and of the draw, which a step that pools must not launch."""
-SMALL = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
+NEVER: dict[str, Any] = {"logits": Head, "sample": nk, "keep_tokens": nk}
+"""The head and the draw, by name and owner: a step that pools must not call them."""
+SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512,
          "eos_token_id": 0, "torch_dtype": "float32"}  # fmt: skip
+RERANKER = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
 
 
 def main() -> None:
@@ -36,12 +37,11 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a tiny shape on a CPU")
     parser.add_argument("--save")
     args = parser.parse_args()
-    folder, vocab = model_folder(args.model), VOCAB
-    if args.small:
-        folder, vocab = small_folder(), 512
+    name, changes = ("qwen3-0.6b", SMALL) if args.small else (args.model, {})
     figures = measure(
-        folder,
-        vocab,
+        model_folder(name, **changes),
+        model_folder(name, **changes | RERANKER),
+        changes.get("vocab_size", VOCAB),
         num_texts=args.texts,
         text_len=args.text_len,
         num_pairs=args.pairs,
@@ -53,6 +53,7 @@ def main() -> None:
 
 def measure(
     folder: Path,
+    reranker: Path,
     vocab: int,
     *,
     num_texts: int,
@@ -61,7 +62,7 @@ def measure(
     query_len: int,
     document_len: int,
 ) -> dict[str, Any]:
-    """All figures of a model's shape."""
+    """All figures of a model's shape, and of the same shape with a head of one label."""
     rng = random.Random(0)
     texts = [ids(rng, vocab, text_len) for _ in range(num_texts)]
     more = [ids(rng, vocab, text_len) for _ in range(num_texts)]
@@ -69,8 +70,8 @@ def measure(
     embedded, launches = embed_seconds(folder, more, texts)
     query = ids(rng, vocab, query_len)
     documents = [ids(rng, vocab, document_len) for _ in range(num_pairs)]
-    cold, _ = score_seconds(folder, query, documents, enable_prefix_caching=False)
-    warm, hits = score_seconds(folder, query, documents, enable_prefix_caching=True)
+    cold, _ = score_seconds(reranker, query, documents, enable_prefix_caching=False)
+    warm, hits = score_seconds(reranker, query, documents, enable_prefix_caching=True)
     num_tokens = num_texts * text_len
     return {
         "texts": num_texts,
@@ -118,10 +119,10 @@ def embed_seconds(
 
 
 def score_seconds(
-    folder: Path, query: list[int], documents: list[list[int]], **options: bool
+    reranker: Path, query: list[int], documents: list[list[int]], **options: bool
 ) -> tuple[float, int]:
     """Seconds for the scores of one query with documents, and how many found cached tokens."""
-    with opened(reranker(folder), **options) as llm:
+    with opened(reranker, **options) as llm:
         llm.score([query[::-1]], [each[::-1] for each in documents], use_tqdm=False)
         outputs: list[Any] = []
         spent = seconds(lambda: outputs.extend(llm.score([query], documents, use_tqdm=False)))
@@ -136,8 +137,9 @@ def seconds(work: Callable[[], object]) -> float:
 
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """How often each op of NEVER is called meanwhile; calls inside a captured graph count once."""
-    calls, kept = dict.fromkeys(NEVER, 0), {name: getattr(nk, name) for name in NEVER}
+    """Count the calls of each name of NEVER; a call inside a captured graph counts once."""
+    calls = dict.fromkeys(NEVER, 0)
+    kept = {name: getattr(owner, name) for name, owner in NEVER.items()}
 
     def counting(name: str) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
@@ -147,30 +149,12 @@ def counted() -> Iterator[dict[str, int]]:
         return call
 
     try:
-        for name in NEVER:
-            setattr(nk, name, counting(name))
+        for name, owner in NEVER.items():
+            setattr(owner, name, counting(name))
         yield calls
     finally:
         for name, op in kept.items():
-            setattr(nk, name, op)
-
-
-def reranker(folder: Path) -> Path:
-    """The same shape with a head of one label."""
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
-    target = folder / "reranker"
-    target.mkdir(exist_ok=True)
-    (target / "config.json").write_text(json.dumps(config))
-    return target
-
-
-def small_folder() -> Path:
-    """A tiny shape."""
-    folder = model_folder("qwen3-0.6b")
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | SMALL))
-    return folder
+            setattr(NEVER[name], name, op)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import random
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 QWEN3 = {  # layers, hidden, ffn, q heads, kv heads, tied
     "qwen3-0.6b": (28, 1024, 3072, 16, 8, True),
@@ -20,8 +21,8 @@ HEAD_DIM = 128
 VOCAB = 151936
 
 
-def model_folder(name: str) -> Path:
-    """A folder holding only the config.json of one of QWEN3, for load_format="dummy"."""
+def model_folder(name: str, **changes: Any) -> Path:
+    """A folder holding only the config.json of one of QWEN3, changed, for load_format="dummy"."""
     layers, hidden, ffn, q_heads, kv_heads, tied = QWEN3[name]
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -43,7 +44,7 @@ def model_folder(name: str) -> Path:
         "eos_token_id": 151645,
     }
     folder = Path(tempfile.mkdtemp(prefix=name))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config | changes))
     return folder
 
 
