@@ -8,30 +8,11 @@ import torch
 from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 
 TINY = Path(__file__).parents[2] / "nv-models" / "tests" / "tiny_models.py"
-NAMES = [
-    "Qwen2",
-    "Phi3",
-    "SmolLM3",
-    "Granite",
-    "Olmo3",
-    "Gemma2",
-    "Gemma3",
-    "Glm4",
-    "Exaone4",
-    "OPT",
-    "Qwen3Moe",
-    "Mixtral",
-]
+SPEC = importlib.util.spec_from_file_location("tiny_models", TINY)
+TINY_MODELS = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(TINY_MODELS)
 INVARIANT = {"Qwen2", "Gemma3", "Mixtral"}
 STEPS = 12
-
-
-@pytest.fixture(scope="module")
-def tiny_models():
-    spec = importlib.util.spec_from_file_location("tiny_models", TINY)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(engine, prompts):
@@ -46,10 +27,10 @@ def run(engine, prompts):
     return list(rows.values()), list(cached.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_alone_chunked_together_and_after_a_prefix_hit(tiny_models, tmp_path, name):
-    folder = tiny_models.write_tiny_model(tmp_path / name, name)
-    first = tiny_models.PROMPT
+@pytest.mark.parametrize("name", TINY_MODELS.CASES)
+def test_alone_chunked_together_and_after_a_prefix_hit(tmp_path, name):
+    folder = TINY_MODELS.write_tiny_model(tmp_path / name, name)
+    first = TINY_MODELS.PROMPT
     prompts = [first, [*first[:48], 7, 8, 9], first[5:30]]
     engine = Engine(
         EngineConfig(
@@ -66,6 +47,6 @@ def test_alone_chunked_together_and_after_a_prefix_hit(tiny_models, tmp_path, na
         engine.close()
     assert together == again == alone
     assert cached[0] >= 48
-    logits = tiny_models.transformers_logits(folder, first + alone[0])
+    logits = TINY_MODELS.transformers_logits(folder, first + alone[0])
     assert alone[0] == logits[len(first) - 1 : -1].argmax(1).tolist()
     assert torch.isfinite(logits).all()

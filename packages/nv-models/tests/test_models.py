@@ -17,7 +17,7 @@ STEPS = 32
 
 
 def close(logits, expected):
-    """Whether logits are equal up to 2e-4 of their spread."""
+    """Whether logits are equal up to 2e-4 of the largest one's size."""
     return (logits - expected).abs().max() <= 2e-4 * expected.abs().max()
 
 
@@ -154,42 +154,54 @@ def test_a_missing_and_a_wrong_tensor_are_named(tiny_model, tmp_path, name):
 
 
 OLDER = {
-    "Gemma3": {
-        "rope_local_base_freq": 20000.0,
-        "rope_theta": 2000000.0,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-        "sliding_window_pattern": 3,
-        "sliding_window": 512,
-        "hidden_act": "gelu_pytorch_tanh",
-    },
-    "Phi3": {
-        "rope_scaling": {
-            "type": "su",
-            "short_factor": [1.0] * 8,
-            "long_factor": [2.0] * 8,
+    "Gemma3": [
+        {
+            "rope_local_base_freq": 20000.0,
+            "rope_theta": 2000000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "sliding_window_pattern": 3,
+            "sliding_window": 512,
+            "hidden_act": "gelu_pytorch_tanh",
+        }
+    ],
+    "Phi3": [
+        {
+            "rope_scaling": {
+                "type": "su",
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 4096,
+            },
+            "max_position_embeddings": 8192,
             "original_max_position_embeddings": 4096,
+            "sliding_window": 2047,
+        }
+    ],
+    "SmolLM3": [{"no_rope_layer_interval": 3}],
+    "Mistral": [{"sliding_window": None}],
+    "Exaone4": [
+        {"sliding_window": None, "layer_types": ["full_attention"] * 8},
+        {
+            "sliding_window": 4096,
+            "sliding_window_pattern": "LLLG",
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
         },
-        "max_position_embeddings": 8192,
-        "original_max_position_embeddings": 4096,
-        "sliding_window": 2047,
-    },
-    "SmolLM3": {"no_rope_layer_interval": 3},
-    "Mistral": {"sliding_window": None},
-    "Exaone4": {"sliding_window": None, "layer_types": ["full_attention"] * 8},
+    ],
 }
 """Fields as checkpoints written by version 4 of transformers have them."""
+FORMS = [(name, (32, None), {}) for name in NAMES]
+FORMS += [(name, (4, 2), fields) for name in NAMES for fields in OLDER.get(name, [{}])]
 SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("heads", [(32, None), (4, 2)])
-def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads):
+@pytest.mark.parametrize(("name", "heads", "fields"), FORMS)
+def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads, fields):
     """With all but the sizes missing, the defaults are those of the config class."""
     model_type = {"Gemma3": "gemma3_text", "Qwen3Moe": "qwen3_moe"}.get(name, name.lower())
     raw = {"architectures": [f"{name}ForCausalLM"], "model_type": model_type, **SMALL}
     raw["num_attention_heads"] = heads[0]
     if heads[1] and name != "OPT":
-        raw |= {"num_key_value_heads": heads[1], **OLDER.get(name, {})}
+        raw |= {"num_key_value_heads": heads[1], **fields}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = read_config(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
     head_dim = getattr(theirs, "head_dim", None) or 64 // theirs.num_attention_heads
@@ -235,3 +247,12 @@ def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads):
 def test_another_opt_is_refused(tiny_model, field, value):
     with pytest.raises(ValueError, match=f"hf_overrides: {field}.* is .*; |{field} 'gelu' is not"):
         read_config(tiny_model("OPT"), {field: value})
+
+
+def test_a_pattern_of_layers_is_a_number_or_letters(tiny_model):
+    folder = tiny_model("Exaone4")
+    expected = read_config(folder, {"sliding_window_pattern": 3, "layer_types": None})
+    changes = {"sliding_window_pattern": "LLG", "layer_types": None}
+    assert read_config(folder, changes) == expected
+    with pytest.raises(ValueError, match="sliding_window_pattern is 'GLLL': it must be a positive"):
+        read_config(folder, {"sliding_window_pattern": "GLLL"})

@@ -25,27 +25,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
-ARCHITECTURES = [
-    "Phi3",
-    "SmolLM3",
-    "Granite",
-    "Olmo2",
-    "Olmo3",
-    "Gemma2",
-    "Gemma3",
-    "Glm4",
-    "Exaone4",
-    "OPT",
-    "Qwen3Moe",
-    "Mixtral",
-]
-
-
-def test_two_ranks_equal_one(tiny_checkpoint, tiny_model, paged_runner):
+def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_runner):
     folders = {
         name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
     }
-    folders |= {name: tiny_model(name) for name in ARCHITECTURES}
+    folders |= {name: tiny_model(name) for name in tiny_models.CASES}
     port = str(free_port())
     ranks = [
         subprocess.Popen([sys.executable, WORKER, str(rank), "2", port, *folders.values()])

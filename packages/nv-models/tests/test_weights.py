@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from nv_models import TensorParallel, load_model
+from gguf import GGMLQuantizationType
+from nv_models import TensorParallel, load_model, plan_model, resolve
 from safetensors.torch import load_file, save_file
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -352,3 +353,18 @@ def test_torch_s_defaults_change_nothing(tiny_checkpoint, paged_runner, device, 
         for rope, table in model.model.cos_sin.items()
     )
     assert torch.equal(paged_runner(model).step([5, 6]), paged_runner(expected).step([5, 6]))
+
+
+@pytest.mark.parametrize("load_format", ["safetensors", "pt", "gguf"])
+def test_the_shapes_are_made_once(tiny_checkpoint, write_gguf, tmp_path, load_format):
+    folder = tiny_checkpoint()
+    if load_format == "pt":
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    if load_format == "gguf":
+        write_gguf(folder, tmp_path / "model.gguf", GGMLQuantizationType.F32)
+        folder = resolve(tmp_path / "model.gguf")
+    checkpoint = plan_model(folder, load_format=load_format).checkpoint
+    parts = {part for part, _ in checkpoint._found.values()}
+    assert checkpoint.shapes[Q] == (256, 128)
+    for each in (checkpoint, *parts):
+        assert each.shapes is each.shapes

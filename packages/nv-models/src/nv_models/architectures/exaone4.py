@@ -3,15 +3,15 @@
 from dataclasses import replace
 
 from nv_models.architectures.row import (
-    FULL,
-    SLIDING,
+    AFTER_ONLY,
     Architecture,
     Values,
     alike,
-    layer_types,
+    every,
+    mixed,
     with_window,
 )
-from nv_models.config import LayerNorms, LayerSpec
+from nv_models.config import LayerSpec
 from nv_models.fields import size
 
 
@@ -19,20 +19,26 @@ def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """With a window, three layers have it, and the fourth reads all keys and is not rotated."""
     if values.get("sliding_window") is None:
         return alike(values, layer)
-    period, count = size(values, "sliding_window_pattern", 4), size(values, "num_hidden_layers")
-    usual = [SLIDING if (index + 1) % period else FULL for index in range(count)]
-    short, whole = with_window(values, layer), replace(layer, rope=None)
-    return tuple(short if kind == SLIDING else whole for kind in layer_types(values, usual))
+    usual = every(period(values), size(values, "num_hidden_layers"))
+    return mixed(values, usual, with_window(values, layer), replace(layer, rope=None))
+
+
+def period(values: Values) -> int:
+    """The number of layers after which their kinds repeat, given as a number or as "LLLG"."""
+    pattern = values.get("sliding_window_pattern")
+    if not isinstance(pattern, str):
+        return size(values, "sliding_window_pattern", 4)
+    if not pattern.endswith("G") or set(pattern[:-1]) - {"L"}:
+        raise ValueError(
+            f"sliding_window_pattern is {pattern!r:.200}: it must be a positive integer, or an L "
+            'for each layer with a window and a G at the end, such as "LLLG"'
+        )
+    return len(pattern)
 
 
 EXAONE4 = Architecture(
     qk_norm=True,
-    norms=LayerNorms(
-        before_attention=None,
-        after_attention="post_attention_layernorm",
-        before_mlp=None,
-        after_mlp="post_feedforward_layernorm",
-    ),
+    norms=AFTER_ONLY,
     layers=layers,
     defaults={
         "num_key_value_heads": 32,

@@ -6,11 +6,11 @@ Norms multiply by 1 + weight in fp32, and each layer has four.
 from dataclasses import replace
 
 from nv_models.architectures.row import (
-    FULL,
     SLIDING,
     Architecture,
     Values,
-    layer_types,
+    every,
+    mixed,
     with_window,
 )
 from nv_models.config import Factors, LayerNorms, LayerSpec, NormKind
@@ -28,23 +28,21 @@ def attention(values: Values, layer: LayerSpec) -> LayerSpec:
 def gemma2_layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """Every other layer has a window, the first one among them."""
     layer = attention(values, layer)
-    usual = [FULL if index % 2 else SLIDING for index in range(size(values, "num_hidden_layers"))]
-    short = with_window(values, layer)
-    return tuple(short if kind == SLIDING else layer for kind in layer_types(values, usual))
+    usual = every(2, size(values, "num_hidden_layers"))
+    return mixed(values, usual, with_window(values, layer), layer)
 
 
 def gemma3_layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """Five layers with a window and a rope of their own, then one without."""
     layer = attention(values, layer)
     period = size(values, "sliding_window_pattern", 6)
-    count = size(values, "num_hidden_layers")
-    usual = [SLIDING if (index + 1) % period else FULL for index in range(count)]
+    usual = every(period, size(values, "num_hidden_layers"))
     theta = values.get("rope_local_base_freq") or 10000.0
     nested = SLIDING in table(values, "rope_parameters")
     own = {} if nested else {"rope_parameters": None}
     rope = rope_config({**values, "rope_scaling": None, "rope_theta": theta, **own}, SLIDING)
     short = with_window(values, replace(layer, rope=rope))
-    return tuple(short if kind == SLIDING else layer for kind in layer_types(values, usual))
+    return mixed(values, usual, short, layer)
 
 
 def factors(values: Values) -> Factors:

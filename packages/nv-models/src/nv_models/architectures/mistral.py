@@ -10,7 +10,7 @@ from nv_models.architectures.row import (
     Architecture,
     Values,
     alike,
-    layer_types,
+    mixed,
     windowed,
     with_window,
 )
@@ -22,9 +22,8 @@ def ministral_layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """A window for each layer that `layer_types` does not exempt."""
     if values.get("sliding_window") is None:
         return alike(values, layer)
-    short = with_window(values, layer)
-    kinds = layer_types(values, [SLIDING] * size(values, "num_hidden_layers"))
-    return tuple(short if kind == SLIDING else layer for kind in kinds)
+    usual = [SLIDING] * size(values, "num_hidden_layers")
+    return mixed(values, usual, with_window(values, layer), layer)
 
 
 MISTRAL = Architecture(

@@ -15,7 +15,7 @@ NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2", width="intermediate_si
 
 def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """Each layer has experts, and the window `sliding_window` unless that is null."""
-    experts = mixture(values, NAMES, width=14336, num_experts=8, top_k=2, is_normalised=True)
+    experts = mixture(values, NAMES, num_experts=8, top_k=2, is_normalised=True)
     return windowed(values, replace(layer, feed_forward=experts))
 
 

@@ -15,20 +15,20 @@ def mixture(
     values: Values,
     names: ExpertNames,
     *,
-    width: int,
     num_experts: int,
     top_k: int,
     is_normalised: bool,
+    width: int | None = None,
 ) -> Mixture:
     """Read the experts of a layer.
 
     Args:
         values: the fields of config.json.
         names: of the experts in the checkpoint.
-        width: where config.json names none.
         num_experts: where config.json names none.
         top_k: experts per token where config.json names none.
         is_normalised: the weights of a token's experts sum to 1.
+        width: where config.json names none; None: it must.
 
     Raises:
         ValueError: two different numbers of experts, or more experts per token than there are.

@@ -3,25 +3,25 @@
 from dataclasses import replace
 
 from nv_models.architectures.row import (
-    FULL,
+    AFTER_ONLY,
     SLIDING,
     Architecture,
     Values,
-    layer_types,
+    every,
+    mixed,
     with_window,
 )
-from nv_models.config import LayerNorms, LayerSpec, NormKind
+from nv_models.config import LayerSpec, NormKind
 from nv_models.fields import size
 from nv_models.rope_parameters import rope_config
 
 
 def olmo3_layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """Three layers with a window, then one without, whose rope may be scaled."""
-    count = size(values, "num_hidden_layers")
-    usual = [SLIDING if (index + 1) % 4 else FULL for index in range(count)]
+    usual = every(4, size(values, "num_hidden_layers"))
     rope = rope_config({**values, "rope_scaling": None}, SLIDING)
     short = with_window(values, replace(layer, rope=rope))
-    return tuple(short if kind == SLIDING else layer for kind in layer_types(values, usual))
+    return mixed(values, usual, short, layer)
 
 
 OLMO2 = Architecture(
@@ -29,12 +29,7 @@ OLMO2 = Architecture(
     qk_norm_whole=True,
     qkv_bias="attention_bias",
     output_bias="attention_bias",
-    norms=LayerNorms(
-        before_attention=None,
-        after_attention="post_attention_layernorm",
-        before_mlp=None,
-        after_mlp="post_feedforward_layernorm",
-    ),
+    norms=AFTER_ONLY,
     norm_kind=NormKind(in_fp32=True),
     defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "eos_token_id": 50279},
     gguf="olmo2",

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from nv_models.architectures.row import Architecture, Values, alike
-from nv_models.config import LayerSpec, Plain
+from nv_models.config import Gated, LayerSpec, Plain
 from nv_models.fields import flag, size
 
 NORMAL = {
@@ -32,8 +32,9 @@ def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
             f"word_embed_proj_dim is {width!r:.200}: it must be hidden_size, {hidden}; use another "
             "OPT"
         )
-    mlp = Plain(size(values, "ffn_dim"), flag(values, "enable_bias"))
-    return alike(values, replace(layer, rope=None, feed_forward=mlp))
+    gated = layer.feed_forward
+    assert isinstance(gated, Gated)
+    return alike(values, replace(layer, rope=None, feed_forward=Plain(gated.width, gated.bias)))
 
 
 OPT = Architecture(

@@ -8,8 +8,6 @@ from nv_models.architectures.row import Values, alike, windowed
 from nv_models.config import ExpertNames, LayerSpec
 from nv_models.fields import flag, indices, size
 
-NAMES = ExpertNames("mlp", "gate_proj", "up_proj", "down_proj", width="moe_intermediate_size")
-
 
 def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """Every `decoder_sparse_step`-th layer has experts, but for those in `mlp_only_layers`.
@@ -22,9 +20,13 @@ def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
         found = alike(values, layer)
     if any(values.get(name) == 0 for name in COUNTS):
         return found
-    is_normalised = flag(values, "norm_topk_prob")
     experts = mixture(
-        values, NAMES, width=768, num_experts=128, top_k=8, is_normalised=is_normalised
+        values,
+        ExpertNames(),
+        num_experts=128,
+        top_k=8,
+        is_normalised=flag(values, "norm_topk_prob"),
+        width=768,
     )
     step, dense = size(values, "decoder_sparse_step", 1), indices(values, "mlp_only_layers")
     return tuple(

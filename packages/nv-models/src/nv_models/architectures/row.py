@@ -11,6 +11,13 @@ from nv_models.config import Factors, Fused, LayerNorms, LayerSpec, NormKind
 from nv_models.fields import LARGEST_SIZE, flag, numbers, size, strings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+AFTER_ONLY = LayerNorms(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+"""The norms of a layer that norms what attention and MLP give, and not what they read."""
 Values = Mapping[str, Any]
 """The fields of config.json over the architecture's defaults."""
 
@@ -46,7 +53,7 @@ def last_windowed(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
         return alike(values, layer)
     usual = [SLIDING if index >= first else FULL for index in range(count)]
     short = with_window({"sliding_window": 4096, **values}, layer)
-    return tuple(short if kind == SLIDING else layer for kind in layer_types(values, usual))
+    return mixed(values, usual, short, layer)
 
 
 def windowed(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
@@ -60,6 +67,18 @@ def with_window(values: Values, layer: LayerSpec) -> LayerSpec:
     """A layer that reads the last `sliding_window` keys only."""
     window = size(values, "sliding_window")
     return replace(layer, attention=replace(layer.attention, window=window))
+
+
+def every(period: int, count: int) -> list[str]:
+    """The kinds of `count` layers of which each `period`-th has no window, and the others have."""
+    return [FULL if (index + 1) % period == 0 else SLIDING for index in range(count)]
+
+
+def mixed(
+    values: Values, usual: Sequence[str], short: LayerSpec, whole: LayerSpec
+) -> tuple[LayerSpec, ...]:
+    """Layers of two kinds, as `layer_types` has them: with a window, and without."""
+    return tuple(short if kind == SLIDING else whole for kind in layer_types(values, usual))
 
 
 def layer_types(values: Values, usual: Sequence[str]) -> tuple[str, ...]:
@@ -112,7 +131,7 @@ class Architecture:
         reads: fields that `layers` and `factors` read, or that its class computes. Any other field
             that would change the numbers is refused (`support`).
         defaults: fields that transformers' config class adds where config.json lacks them.
-        gguf: `general.architecture` of its GGUF files; None: llama.cpp does not write it.
+        gguf: `general.architecture` of its GGUF files; None: its GGUF files are not read.
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
         gguf_has_experts: its GGUF files hold a router and stacks of experts in place of each MLP.
         gguf_fields: fields of config.json by keys of a GGUF file, which are read besides the usual.

@@ -23,7 +23,7 @@ class Checkpoint(Protocol):
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that can be read, by name."""
+        """Every tensor that can be read, by name; made once, as a loader asks often."""
         ...
 
     def name_in_file(self, name: str) -> str:

@@ -35,12 +35,8 @@ class JoinedCheckpoint:
             self._found[full] = body, name
         for prefix, part in parts.items():
             self._found |= {f"{prefix}.{name}": (part, name) for name in part.shapes}
+        self.shapes = {full: part.shapes[name] for full, (part, name) in self._found.items()}
         self._dtype = body.dtype
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor of every part, by the name that the model asks for."""
-        return {full: part.shapes[name] for full, (part, name) in self._found.items()}
 
     def name_in_file(self, name: str) -> str:
         """The name that the part's own file has."""

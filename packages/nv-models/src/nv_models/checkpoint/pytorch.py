@@ -3,7 +3,6 @@
 Owns the tensors of the mapped files. A file is unpickled as weights only, so that it runs no code.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ class PyTorchCheckpoint:
         self._tensors: dict[str, torch.Tensor] = {}
         for file in files.present:
             self._open(file)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def _open(self, file: Path) -> None:
         """Note the file's tensors, or what is wrong with it."""
@@ -57,11 +57,6 @@ class PyTorchCheckpoint:
                 self.broken.append(f"{name} in {file} is also in another file")
             else:
                 self._tensors[name] = tensor.detach()
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor of every file that could be opened."""
-        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def name_in_file(self, name: str) -> str:
         """The name itself."""

@@ -3,7 +3,6 @@
 Owns open files and the slices read from them. Never holds a whole tensor longer than one copy.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ class SafetensorsCheckpoint:
         self.place = folder
         files = WeightFiles(folder, NAMING)
         self.broken, self.incomplete = files.broken, files.incomplete
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Any] = {}  # tensor name -> open file
         for file in files.present:
             self._open(file)
@@ -53,15 +52,10 @@ class SafetensorsCheckpoint:
             view = opened.get_slice(name)
             if view.get_dtype() not in DTYPES:
                 self.broken.append(f"{name} in {file} is {view.get_dtype()}, not plain floats")
-            if name in self._shapes:
+            if name in self.shapes:
                 self.broken.append(f"{name} in {file} is also in another file")
-            self._shapes[name] = tuple(view.get_shape())
+            self.shapes[name] = tuple(view.get_shape())
             self._files[name] = opened
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor of every file that could be opened."""
-        return self._shapes
 
     def name_in_file(self, name: str) -> str:
         """The name itself."""

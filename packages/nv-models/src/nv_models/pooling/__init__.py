@@ -1,7 +1,7 @@
 """Pooling: what is made of a prompt's hidden states in place of logits.
 
-`pooler_config` has the record, `read_pooler` makes it of a model's files, `pooler` computes, and
-`checkpoint` finds the weights. Never sees a request.
+`pooler_config` has the record, `read_pooler` makes it of a model's files, and `pooler` computes.
+Never sees a request.
 """
 
 from nv_models.pooling.pooler import Pooler

@@ -5,6 +5,7 @@ prompt it gets: the engine's head does, by `config.pooling`.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,8 +23,9 @@ class DenseModule(nn.Module):
     def __init__(self, layer: DenseLayer, source: str, placement: Placement) -> None:
         super().__init__()
         self.source = source
-        self.weight = _fp32(placement, layer.out_features, layer.in_features)
-        self.bias = _fp32(placement, layer.out_features) if layer.has_bias else None
+        empty = partial(placement.empty, dtype=torch.float32)
+        self.weight = empty(layer.out_features, layer.in_features)
+        self.bias = empty(layer.out_features) if layer.has_bias else None
         self.activation: nn.Module = getattr(nn, layer.activation)()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -46,8 +48,9 @@ class Score(nn.Module):
         super().__init__()
         self.config = config
         rows = len(config.label_tokens) or config.num_labels
-        self.weight = _fp32(placement, rows, config.hidden_size)
-        self.bias = _fp32(placement, config.num_labels) if config.has_bias else None
+        empty = partial(placement.empty, dtype=torch.float32)
+        self.weight = empty(rows, config.hidden_size)
+        self.bias = empty(config.num_labels) if config.has_bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[R, E] -> [R, labels]."""
@@ -106,8 +109,3 @@ class Pooler(nn.Module):
                 return values.sigmoid()
             case Activation.NONE:
                 return values
-
-
-def _fp32(placement: Placement, *shape: int) -> nn.Parameter:
-    values = torch.empty(shape, dtype=torch.float32, device=placement.device)
-    return nn.Parameter(values, requires_grad=False)

@@ -67,7 +67,6 @@ class PoolerConfig:
         dense: of an embedding model, in order.
         prompts: texts that go in front of a text, by name.
         default_prompt: the name of the one that goes in front if none is named.
-        joins_pairs: whether the two texts of a pair become one text, without a token between them.
     """
 
     kind: str
@@ -85,7 +84,6 @@ class PoolerConfig:
     dense: tuple[DenseLayer, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
-    joins_pairs: bool = False
 
     @property
     def width(self) -> int:
@@ -93,6 +91,11 @@ class PoolerConfig:
         if self.kind == "classify":
             return self.num_labels
         return self.dense[-1].out_features if self.dense else self.hidden_size
+
+    @property
+    def joins_pairs(self) -> bool:
+        """Whether the two texts of a pair become one text, without a token between them."""
+        return bool(self.label_tokens)
 
     @property
     def reads_whole_prompt(self) -> bool:

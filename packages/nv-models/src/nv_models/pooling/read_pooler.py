@@ -160,7 +160,6 @@ def _classifier(
         is_two_way=tokens.is_two_way,
         label_source="model.embed_tokens.weight" if tied else "lm_head.weight",
         vocab_size=config.vocab_size,
-        joins_pairs=bool(tokens.ids),
     )
 
 

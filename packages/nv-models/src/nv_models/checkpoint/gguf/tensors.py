@@ -71,15 +71,11 @@ class GGUFCheckpoint:
             if name != ROPE_FACTORS
             for own, part in by_expert(name, info, self._names)
         }
+        self.shapes = {own: info.shape for own, info in self._tensors.items()}
         files = {info.file for info in header.tensors.values()}
         self._data = {each: np.memmap(each, dtype=np.uint8, mode="r") for each in files}
         for name, info in header.tensors.items():
             self._check(name, info)
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor, by its checkpoint name."""
-        return {name: info.shape for name, info in self._tensors.items()}
 
     def _check(self, name: str, info: TensorInfo) -> None:
         """Note a tensor that cannot be read."""
