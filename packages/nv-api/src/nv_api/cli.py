@@ -19,7 +19,7 @@ import typer
 
 from nv_api.bench.command import app as bench
 from nv_api.repetition import repeated_end
-from nv_api.sentences import errors_as_sentences, extra, sentence
+from nv_api.sentences import errors_as_sentences, extra, json_object, sentence
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams
@@ -322,12 +322,7 @@ def serve(
 
 def _override(model: str, text: str) -> dict[str, Any]:
     """The object of a JSON text; beneath it, for the demo model, what its authors recommend."""
-    try:
-        given = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"override_generation_config is {text!r}, which is not JSON") from error
-    if not isinstance(given, dict):
-        raise ValueError(f"override_generation_config is {text!r}: it must be a JSON object")
+    given = json_object("override_generation_config", text)
     return {**(DEMO_CHAT if model == DEMO else {}), **given}
 
 

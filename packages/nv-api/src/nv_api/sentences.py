@@ -3,8 +3,10 @@
 Owns which errors a user can correct; any other is a fault, and keeps its traceback.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import typer
 
@@ -16,6 +18,21 @@ UNKNOWN_OPTION = "LLM has no option "
 def sentence(error: BaseException) -> str:
     """An error's text on one line."""
     return " ".join(str(error).split())
+
+
+def json_object(name: str, text: str) -> dict[str, Any]:
+    """The object that an option has as JSON.
+
+    Raises:
+        ValueError: the text is not one.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is {text!r}: it must be a JSON object")
+    return found
 
 
 @contextmanager
@@ -35,9 +52,9 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 @contextmanager
-def extra(command: str, name: str) -> Iterator[None]:
-    """Name the extra of nv-api that a command needs if it is not installed."""
+def extra(owner: str, name: str) -> Iterator[None]:
+    """Name the extra of nv-api that a command or an option needs if it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ImportError(f'{command} needs {error.name}: pip install "nv-api[{name}]"') from error
+        raise ImportError(f'{owner} needs {error.name}: pip install "nv-api[{name}]"') from error

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import time
 
 import numpy as np
@@ -77,7 +78,10 @@ def test_a_key_and_warm_ups(serve, result, byte_level, folder):
     words = ["--tokenizer", str(folder), "--num-prompts", "2", "--random-input-len", "8"]
     found, _ = result(served.url, *words, "--api-key", "sesame", "--num-warmups", "3")
     assert found["completed"] == 2
-    assert len(served.llm.submitted) == 1 + 3 + 2
+    sent = [each.prompt.token_ids for each in served.llm.submitted]
+    assert len(sent) == 1 + 3 + 2
+    assert sent[:4] == [sent[0]] * 4
+    assert sorted(sent[4:]).count(sent[0]) == 1  # the other is new to the server's cache
     refused = bench(served.url, *words)
     assert refused.exit_code == 1
     assert "returned status 401" in refused.stderr
@@ -109,7 +113,8 @@ def test_an_error_in_a_stream_fails_the_request(serve, folder):
         (["--goodput", "itl:3"], "goodput is 'itl:3': it must be ttft, tpot or e2el"),
         (["--metric-percentiles", "50,x"], "metric_percentiles is '50,x'"),
         (["--percentile-metrics", "ttft,x"], "percentile_metrics entry is 'x'"),
-        (["--dataset-name", "custom"], "dataset_name is custom: name the file"),
+        (["--dataset-name", "custom"], "--dataset-name custom and --dataset-path FILE belong"),
+        (["--dataset-path", __file__], "--dataset-name custom and --dataset-path FILE belong"),
         (["--extra-body", "3"], "extra_body is '3'"),
         (["--header", "x"], "header must be NAME=VALUE"),
         ([], "nothing answers at http://127.0.0.1:1 "),
@@ -140,6 +145,28 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path, line, sentence):
     path.write_text('{"prompt": "x"}\n' + line)
     with pytest.raises(ValueError, match=sentence):
         file_prompts(path, Load())
+
+
+def test_a_line_of_a_file_ends_only_at_a_line_feed(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('{"prompt": "a\u2028b"}\r\n{"prompt": "c\x85"}\n'.encode())
+    assert [each.content for each in file_prompts(path, Load(num_prompts=2))] == [
+        "a\u2028b",
+        "c\x85",
+    ]
+    path.write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(ValueError, match=r"prompts\.jsonl is not UTF-8: write it anew"):
+        file_prompts(path, Load())
+
+
+def test_a_request_that_takes_too_long_names_its_limit(serve, folder):
+    words = ["--tokenizer", str(folder), "--random-input-len", "8", "--request-timeout", "0.5"]
+    sentence = "no whole answer within request_timeout, 0.5 s: give a longer --request-timeout\n"
+    found = bench(serve(script={"paused": True}).url, *words)
+    assert found.stderr == f"nv: the first request failed: {sentence}"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert bench(url, *words).stderr == f"nv: {url}/v1/models gave {sentence}"
 
 
 def test_random_prompts_vary_in_length_and_share_prefixes(folder):

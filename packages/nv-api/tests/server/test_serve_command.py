@@ -60,6 +60,10 @@ def test_the_command_hands_its_options_on(monkeypatch):
         (["--max-body-bytes", "x"], "a size is 'x'"),
         (["--port", "99999"], "port is 99999"),
         (["--ssl-keyfile", "x"], "ssl_keyfile and ssl_certfile"),
+        (
+            ["--override-generation-config", "x"],
+            "override_generation_config is 'x': it must be a JSON",
+        ),
     ],
 )
 def test_a_wrong_option_is_one_sentence(words, sentence):

@@ -3,7 +3,6 @@
 Owns the HTTP and the events of a stream. Never decides when a request is sent.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from itertools import pairwise
@@ -17,7 +16,7 @@ from nv_api.bench.load import CHAT, ROUTES, Load
 from nv_api.bench.outcome import Outcome
 from nv_api.bench.prompts import Prompt
 
-FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError)
+FAILURES = (aiohttp.ClientError, OSError, ValueError)
 MAX_SHOWN = 500
 """Characters of a server's error."""
 
@@ -56,13 +55,15 @@ class Client:
         """The first model of /v1/models.
 
         Raises:
-            ConnectionError: nothing answers there.
+            ConnectionError: nothing answers there, or not in time.
             ValueError: the answer is not a list of models.
         """
         url = f"{self._root}/v1/models"
         try:
             async with self._session.get(url) as response:
                 text = await response.text()
+        except TimeoutError:
+            raise ConnectionError(f"{url} gave {self._too_late}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionError(
                 f"nothing answers at {self._root} ({error}): start a server there, or name "
@@ -88,9 +89,19 @@ class Client:
                     return Outcome(error=f"status {response.status}: {text}")
                 async for now, data in _events(response):
                     reading.take(now, data)
+        except TimeoutError:  # an OSError without a text
+            return Outcome(error=self._too_late)
         except FAILURES as error:
             return Outcome(error=f"{type(error).__name__}: {error}")
         return reading.outcome(prompt)
+
+    @property
+    def _too_late(self) -> str:
+        """The reason for a request that took longer than its limit."""
+        return (
+            f"no whole answer within request_timeout, {self._load.request_timeout:g} s: give a "
+            "longer --request-timeout"
+        )
 
     def _body(self, prompt: Prompt, model: str) -> dict[str, Any]:
         load = self._load

@@ -7,11 +7,11 @@ Owns the terminal: options, the table, the file. Everything else is imported whe
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from nv_api.sentences import errors_as_sentences, extra
+from nv_api.sentences import errors_as_sentences, extra, json_object
 
 app = typer.Typer(help="Measure a server.", no_args_is_help=True)
 
@@ -104,7 +104,8 @@ def serve(
     """Send requests to a server with OpenAI's routes, and print its speed."""
     with errors_as_sentences():
         with extra("nv bench serve", "bench"):
-            from nv_api.bench.load import (  # noqa: PLC0415  # imports torch: seconds
+            from nv_api.bench.figures import figures  # noqa: PLC0415  # imports torch: seconds
+            from nv_api.bench.load import (  # noqa: PLC0415
                 Load,
                 milliseconds_by_metric,
                 percentiles_of,
@@ -129,7 +130,7 @@ def serve(
             seed=seed,
             ignore_eos=ignore_eos,
             temperature=temperature,
-            extra_body=_fields(extra_body),
+            extra_body=json_object("extra_body", extra_body),
             request_timeout=request_timeout,
         )
         report = Report(
@@ -146,12 +147,13 @@ def serve(
             headers=_headers(header or [], api_key),
         )
         measured = asyncio.run(measure(target, load, is_quiet=disable_tqdm))
-        typer.echo(report.table(measured))
+        found = figures(measured.run, report.percentiles, report.bounds)
+        typer.echo(report.table(found))
         for warning in report.warnings(measured):
             typer.echo(f"nv: {warning}", err=True)
         if save_result or save_detailed or result_filename is not None:
             path = result_dir / (result_filename or report.file_name(measured))
-            fields = report.fields(measured, target, is_detailed=save_detailed)
+            fields = report.fields(measured, target, found, is_detailed=save_detailed)
             path.write_text(json.dumps(fields) + "\n", encoding="utf-8")
             typer.echo(f"nv: the result is in {path}", err=True)
     if not measured.run.whole:
@@ -162,20 +164,12 @@ def _file(dataset_name: str, path: Path | None) -> Path | None:
     """The file of prompts; None: they are random."""
     if dataset_name not in ("random", "custom"):
         raise ValueError(f"dataset_name is {dataset_name!r}: it must be random or custom")
-    if dataset_name == "custom" and path is None:
-        raise ValueError("dataset_name is custom: name the file with --dataset-path")
+    if (dataset_name == "custom") != (path is not None):
+        raise ValueError(
+            "--dataset-name custom and --dataset-path FILE belong together: give both, or neither "
+            "for random prompts"
+        )
     return path
-
-
-def _fields(text: str) -> dict[str, Any]:
-    """The object of a JSON text."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError(f"extra_body is {text!r}: it must be a JSON object")
-    return found
 
 
 def _headers(named: list[str], api_key: str | None) -> dict[str, str]:

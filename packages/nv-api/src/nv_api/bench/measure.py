@@ -66,7 +66,8 @@ async def measure(target: Target, load: Load, *, is_quiet: bool) -> Measured:
         if first.error:
             raise RuntimeError(f"the first request failed: {first.error}")
         if load.num_warmups:
-            warmups = [prompts[index % len(prompts)] for index in range(load.num_warmups)]
+            # one prompt, as vLLM: the others must not find their prefixes in the cache
+            warmups = [prompts[0]] * load.num_warmups
             await run(warmups, replace(load, num_prompts=load.num_warmups), send, lambda: None)
         with tqdm(total=len(prompts), disable=is_quiet) as bar:
             return Measured(await run(prompts, load, send, bar.update), model)

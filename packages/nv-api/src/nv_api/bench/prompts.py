@@ -74,11 +74,15 @@ def file_prompts(path: Path, load: Load) -> list[Prompt]:
     the answer's length is not that of `--output-len`.
 
     Raises:
-        ValueError: a line that is not such an object; names the line.
+        ValueError: the file is not UTF-8, or a line is not such an object; names the line.
         OSError: the file cannot be read.
     """
     default = load.output_len or DEFAULT_OUTPUT
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"dataset_path {path} is not UTF-8: write it anew") from error
+    lines = text.split("\n")  # splitlines would also cut at U+2028, which JSON's texts may have
     found = [
         _prompt_of(f"{path}, line {number}", line, default, is_chat=load.backend == CHAT)
         for number, line in enumerate(lines, 1)

@@ -6,13 +6,16 @@ Owns titles and names. Never computes a figure.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from nv_engine import values
 
-from nv_api.bench.figures import detail, figures, percentile_name
+from nv_api.bench.figures import detail, percentile_name
 from nv_api.bench.load import INFINITY, METRICS, Load
 from nv_api.bench.measure import Measured, Target
+
+Figures: TypeAlias = Mapping[str, float | int | None]
+"""Of `nv_api.bench.figures.figures`."""
 
 WIDTH = 50
 COUNTS = {
@@ -60,9 +63,8 @@ class Report:
         for metric in self.metrics:
             values.one_of("percentile_metrics entry", metric, METRICS)
 
-    def table(self, measured: Measured) -> str:
+    def table(self, found: Figures) -> str:
         """The figures for people."""
-        found = figures(measured.run, self.percentiles, self.bounds)
         lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}"]
         if self.load.max_concurrency is not None:
             lines.append(_line("Maximum request concurrency:", self.load.max_concurrency))
@@ -77,7 +79,9 @@ class Report:
             lines += self._times(metric, found)
         return "\n".join([*lines, "=" * WIDTH])
 
-    def fields(self, measured: Measured, target: Target, *, is_detailed: bool) -> dict[str, Any]:
+    def fields(
+        self, measured: Measured, target: Target, found: Figures, *, is_detailed: bool
+    ) -> dict[str, Any]:
         """The figures for programs, after what was measured; "inf" where JSON has no number."""
         load, outcomes = self.load, measured.run.outcomes
         rate = "inf" if load.request_rate == INFINITY else load.request_rate
@@ -91,7 +95,7 @@ class Report:
             "tokenizer_id": target.tokenizer or measured.model.root,
             **plain,
             "goodput": dict(self.bounds),
-            **figures(measured.run, self.percentiles, self.bounds),
+            **found,
             **(detail(outcomes) if is_detailed else {}),
         }
 
@@ -113,7 +117,7 @@ class Report:
             )
         return found
 
-    def _times(self, metric: str, found: Mapping[str, float | int | None]) -> list[str]:
+    def _times(self, metric: str, found: Figures) -> list[str]:
         names = {"Mean": "mean", "Median": "median"}
         names |= {name.upper(): name for name in map(percentile_name, self.percentiles)}
         return [
