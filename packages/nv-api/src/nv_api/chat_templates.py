@@ -11,6 +11,7 @@ from jinja2 import TemplateSyntaxError
 from nv_engine.values import shown
 from nv_models.fields import read_json
 
+ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
 Templates: TypeAlias = str | dict[str, str] | None
 """One template, several by name ("default", "tool_use", ...), or None."""
 
@@ -56,8 +57,13 @@ def _checked(given: object, file: Path) -> Templates:
     return named
 
 
-def check_templates(templates: Templates, source: Path | str) -> None:
+def check_templates(templates: Templates, source: Path | str, advice: str = ADVICE) -> None:
     """Refuse a template that could not be rendered whatever the messages.
+
+    Args:
+        templates: of a model, or of an option.
+        source: where they are.
+        advice: what to do about one that is not Jinja.
 
     Raises:
         ValueError: one is not Jinja.
@@ -73,6 +79,5 @@ def check_templates(templates: Templates, source: Path | str) -> None:
             which = "" if name == "default" else f" {name!r}"
             raise ValueError(
                 f"the chat template{which} of {source} is not a Jinja template (line "
-                f"{error.lineno}: {error.message}): correct it there, or give the place of another "
-                "tokenizer with tokenizer=…"
+                f"{error.lineno}: {error.message}): {advice}"
             ) from error

@@ -81,5 +81,46 @@ def test_a_place_that_is_taken_is_one_sentence_before_any_work(monkeypatch, host
     is_taken = host == "127.0.0.1"
     begin = f"nv: cannot listen on {host}:{port}: " if is_taken else f"nv: host is {host!r}: "
     assert result.stderr.startswith(begin)
+    advice = "or --host\n" if is_taken else "; give an address of this machine with --host\n"
+    assert result.stderr.endswith(advice)
     assert result.stderr.count("\n") == 1
     assert not made
+
+
+def test_an_empty_host_is_every_address():
+    with socket.create_server(("", 0)) as taken:
+        listening = Listening(host="", port=taken.getsockname()[1])
+        with pytest.raises(OSError, match=r"cannot listen on :\d+: Address already in use"):
+            listening.check_free()
+    listening.check_free()
+
+
+def test_an_address_of_a_family_that_is_not_there_is_left_out(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = other.getsockname()
+    found = [(family, socket.SOCK_STREAM, 0, "", address) for family in (9999, socket.AF_INET)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: found)
+    Listening(host="both", port=address[1]).check_free()
+    with socket.create_server(address), pytest.raises(OSError, match="cannot listen on both:"):
+        Listening(host="both", port=address[1]).check_free()
+
+
+def test_an_ipv6_address_is_free_while_the_ipv4_one_is_taken(monkeypatch):
+    """A socket that records its options stands for IPv6, which the machine may lack."""
+    options = []
+
+    class Tried(socket.socket):
+        def __init__(self, family, kind, protocol):
+            super().__init__(socket.AF_INET, kind, protocol)
+
+        def setsockopt(self, *option):
+            options.append(option)
+
+        def bind(self, address):
+            assert (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1) in options
+
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::", 1, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: found)
+    monkeypatch.setattr(socket, "socket", Tried)
+    Listening(host="::", port=1).check_free()
+    assert len(options) == 2

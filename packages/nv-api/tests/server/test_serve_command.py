@@ -102,11 +102,36 @@ def test_flags_of_vllm_that_make_no_difference_are_taken(made):
     assert made == [{"max_num_seqs": 4}]
 
 
+def test_flags_of_vllm_may_have_the_value_that_asks_for_nothing(made):
+    words = ["--response-role", "assistant", "--api-server-count", "1", "--middleware", "none"]
+    words += ["--allowed-methods", '["*"]', "--allow-credentials", "false"]
+    names = "allow_credentials, allowed_methods, api_server_count, middleware, response_role$"
+    with pytest.warns(match=f"without effect: {names}"):
+        result = CliRunner().invoke(app, ["serve", "m", "--port", "0", *words])
+    assert result.exit_code == 0, result.output
+    assert made == [{}]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["--max-num-seq", "4"], "unknown option 'max_num_seq': did you mean 'max_num_seqs'?"),
-        (["--middleware", "m.M"], "--middleware is not built: mount nv_api.server.make_app"),
+        (
+            ["--middleware", "m.M"],
+            "middleware='m.M' is not built yet: mount nv_api.server.make_app",
+        ),
+        (
+            ["--enable-force-include-usage"],
+            "enable_force_include_usage=True is not built yet: send stream_options=",
+        ),
+        (
+            ["--disable-fastapi-docs"],
+            "disable_fastapi_docs=True is not built yet: the schema is always at /openapi.json",
+        ),
+        (
+            ["--enable-log-requests"],
+            "enable_log_requests=True is not built yet: use --log-requests ids",
+        ),
     ],
 )
 def test_an_unknown_option_is_one_sentence(made, words, sentence):
@@ -125,6 +150,11 @@ def test_a_template_that_cannot_be_read_is_named(made, tmp_path):
     result = CliRunner().invoke(app, ["serve", "m", "--chat-template", str(file)])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"nv: chat_template {file} is not UTF-8: write it anew")
+    file.write_text("{% if %}")
+    result = CliRunner().invoke(app, ["serve", "m", "--chat-template", str(file)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("nv: the chat template of the option chat_template is not a")
+    assert result.stderr.endswith(": correct it, or leave the option out for the model's own\n")
 
 
 def test_without_the_extra_the_command_names_it(monkeypatch):

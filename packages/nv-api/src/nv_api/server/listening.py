@@ -64,14 +64,23 @@ class Listening:
             return
         place = f"{self.host}:{self.port}"
         try:
-            found = socket.getaddrinfo(
-                self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            found = socket.getaddrinfo(  # of "": every address of this machine
+                self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
         except socket.gaierror as error:
-            raise OSError(f"host is {shown(self.host)}: {error.strerror}") from None
+            raise OSError(
+                f"host is {shown(self.host)}: {error.strerror}; give an address of this machine "
+                "with --host"
+            ) from None
         for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as tried:
+            try:
+                tried = socket.socket(family, kind, protocol)
+            except OSError:  # this machine lacks the family: asyncio will not listen there either
+                continue
+            with tried:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:  # as asyncio: IPv4 has a socket of its own
+                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 try:
                     tried.bind(address)
                 except OSError as error:

@@ -19,7 +19,9 @@ from nv_api.server.tracing import checked_endpoint
 
 LOG_REQUESTS = ("none", "ids", "text")
 GENERATION_CONFIGS = ("auto", "nv")
+TEMPLATE_OPTION = "the option chat_template"
 ADVICE = "correct it, or leave the option out for the model's own"
+"""About a template that is faulty."""
 OFF = "none"
 """In place of a parser's name."""
 MAX_SECONDS = 7 * 24 * 3600
@@ -106,8 +108,8 @@ class ServeOptions:
         if self.ping_interval is not None:
             self._make("ping_interval", values.real, 0.0, MAX_SECONDS, above=True)
         if self.chat_template is not None:
-            check_templates(self.chat_template, "the option chat_template")
-            for fault in template_faults(self.chat_template, "the option chat_template", ADVICE):
+            check_templates(self.chat_template, TEMPLATE_OPTION, ADVICE)
+            for fault in template_faults(self.chat_template, TEMPLATE_OPTION, ADVICE):
                 warnings.warn(fault, stacklevel=3)
         if self.otlp_endpoint is not None:
             self._make("otlp_endpoint", lambda _, text: checked_endpoint(text))
