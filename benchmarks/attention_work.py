@@ -132,7 +132,7 @@ class Work:
         self.backends = [self.backend() for _ in range(sets)]
         self.steps = [self._metadata(tables) for tables in self._tables(sets)]
         pairs = zip(self.backends, self.steps, strict=True)
-        self.plans = [backend.plan(step, case.window) for backend, step in pairs]
+        self.plans = [backend.plan(step, [case.window])[case.window] for backend, step in pairs]
         heads = torch.randn(case.heads[0], device="cuda", dtype=torch.bfloat16)
         self.sinks = heads if case.sinks else None
 
@@ -155,7 +155,8 @@ class Work:
             return None
         if backend.refusal(self.spec):
             return None
-        plans = [backend.plan(step, self.case.window) for step in self.steps]
+        window = self.case.window
+        plans = [backend.plan(step, [window])[window] for step in self.steps]
 
         def attend(index: int) -> torch.Tensor:
             index %= len(plans)
@@ -198,7 +199,7 @@ class Work:
 
     def plan(self, index: int) -> None:
         index %= len(self.steps)
-        self.backends[index].plan(self.steps[index], self.case.window)
+        self.backends[index].plan(self.steps[index], [self.case.window])
 
     def error(self, attend: Callable[[int], torch.Tensor]) -> float:
         """Relative error of up to five sequences, 256 query rows each, against the definition."""

@@ -90,7 +90,7 @@ def attention(dtype: torch.dtype) -> dict[str, list[float]]:
             decodes = len(rows) if queries == 1 else 0
             step = nk.AttentionMetadata(starts, contexts, tables, queries, longest, decodes)
             q = torch.randn(int(starts[-1]), 9, 64).to(dtype)
-            plan = backend.plan(step)
+            plan = backend.plan(step)[None]
             arguments: Any = (q, kv, step, plan, nk.AttentionSpec(0.125))
             figures[name].append(milliseconds(lambda b=backend, a=arguments: b.attend(*a)))
     return figures

@@ -35,7 +35,7 @@ attention = nk.AttentionMetadata(
 layout = backend.kv_layout(2, torch.float32)
 context = ForwardContext(
     positions=torch.arange(4), slot_mapping=16 + torch.arange(4), attention=attention,
-    plans={None: backend.plan(attention)}, backend=backend,
+    plans=backend.plan(attention), backend=backend,
     kv_caches=[layout.allocate("cpu") for _ in range(2)],
 )
 with torch.inference_mode():
@@ -82,7 +82,7 @@ metadata = nk.AttentionMetadata(  # two decode rows, the second empty, and a chu
 )
 q = torch.randn(7, 4, 32)
 spec = nk.AttentionSpec(0.2)
-got = backend.attend(q, kv, metadata, backend.plan(metadata), spec)
+got = backend.attend(q, kv, metadata, backend.plan(metadata)[None], spec)
 torch.testing.assert_close(got, nk.reference.attention(q, kv, metadata, spec))
 print(backend.name, EngineConfig(model="demo", attention_backend="loop").attention_backend)
 """

@@ -55,9 +55,7 @@ def greedy(model: CausalLM, prompt: list[int], num_tokens: int) -> list[int]:
             max_context_len=len(tokens),
             num_decodes=int(len(fresh) == 1),
         )
-        context = ForwardContext(
-            positions, positions, step, {None: backend.plan(step)}, backend, caches
-        )
+        context = ForwardContext(positions, positions, step, backend.plan(step), backend, caches)
         hidden = model(torch.tensor(fresh), context)
         fresh = [int(model.logits(hidden[-1:]).argmax())]
         tokens += fresh

@@ -38,7 +38,7 @@ class Step:
         return nk.reference.attention(self.q, self.kv, self.metadata, self.spec, self.sinks)
 
     def attend(self, backend: nk.AttentionBackend) -> torch.Tensor:
-        plan = backend.plan(self.metadata, self.spec.window)
+        plan = backend.plan(self.metadata, [self.spec.window])[self.spec.window]
         arguments = self.q, self.kv, self.metadata, plan, self.spec
         return backend.attend(*arguments, sinks=self.sinks)
 

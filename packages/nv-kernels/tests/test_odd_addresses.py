@@ -147,5 +147,7 @@ def test_queries_of_attention(view, name):
         num_decodes=1,
     )
     q = draw(sum(lengths), 4, 64, device="cuda", dtype=torch.bfloat16)
-    got = backend.attend(view(q), kv, metadata, backend.plan(metadata), nk.AttentionSpec(0.125))
+    got = backend.attend(
+        view(q), kv, metadata, backend.plan(metadata)[None], nk.AttentionSpec(0.125)
+    )
     close(got, reference.attention(q, kv, metadata, nk.AttentionSpec(0.125)), torch.bfloat16)

@@ -138,8 +138,7 @@ class PagedRunner:
             max_context_len=self.length,
             num_decodes=1 if len(token_ids) == 1 else 0,
         )
-        windows = self.model.config.windows
-        plans = {window: self.backend.plan(attention, window) for window in windows}
+        plans = self.backend.plan(attention, self.model.config.windows)
         context = ForwardContext(positions, slots, attention, plans, self.backend, self.kv)
         hidden = self.model(torch.tensor(list(token_ids)), context)
         return self.model.logits(hidden)

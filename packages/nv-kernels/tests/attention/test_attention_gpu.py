@@ -71,7 +71,7 @@ def test_a_cuda_context_survives_every_shape(name, dtype, head_dim, group):
         if name == "flash_attn":  # it reads whole blocks; an engine's pool holds no NaN
             for part in (case.kv.k, case.kv.v):
                 part.nan_to_num_()
-        plan = backend.plan(case.metadata)
+        plan = backend.plan(case.metadata)[None]
         out = backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
         assert_attends(out, case.expected())
 

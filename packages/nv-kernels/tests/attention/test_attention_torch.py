@@ -96,7 +96,7 @@ def test_batch_invariant_needs_no_compiler(monkeypatch):
 def check(backend, lengths, dtype, kv_dtype=None):
     q, kv, metadata = paged(backend, lengths, dtype, kv_dtype)
     spec = nk.AttentionSpec(backend.shape.head_dim**-0.5)
-    out = backend.attend(q, kv, metadata, backend.plan(metadata), spec)
+    out = backend.attend(q, kv, metadata, backend.plan(metadata)[None], spec)
     expected = nk.reference.attention(q, kv, metadata, spec)
     assert out.shape == q.shape
     assert out.dtype == dtype
@@ -153,7 +153,7 @@ def test_padding_rows_after_the_last_sequence_are_zero(backend_for):
     backend = backend_for(torch.float32)
     q, kv, metadata = paged(backend, [(1, 5), (3, 4)], torch.float32)
     q = torch.cat((q, torch.randn(2, *q.shape[1:])))
-    out = backend.attend(q, kv, metadata, backend.plan(metadata), nk.AttentionSpec(0.1))
+    out = backend.attend(q, kv, metadata, backend.plan(metadata)[None], nk.AttentionSpec(0.1))
     assert (out[4:] == 0).all()
     assert (out[:4] != 0).any(-1).all()
 
@@ -161,11 +161,11 @@ def test_padding_rows_after_the_last_sequence_are_zero(backend_for):
 def test_groups_are_few_and_consecutive_blocks_are_not_copied():
     backend = backend_of("torch", torch.float32)
     _, _, metadata = paged(backend, [(1, 100)] * 30 + [(1, 3000), (1, 10)], torch.float32)
-    plan = backend.plan(metadata)
+    plan = backend.plan(metadata)[None]
     assert [part.rows.stop - part.rows.start for part in plan.decodes] == [1, 31]
     tables = torch.arange(200, dtype=torch.int32)[None]
     alone = nk.AttentionMetadata(torch.tensor([0, 1]), torch.tensor([3000]), tables + 7, 1, 3000, 1)
-    (part,) = backend.plan(alone).decodes
+    (part,) = backend.plan(alone)[None].decodes
     assert part.slots == slice(7 * 16, 7 * 16 + 3000)
     assert part.mask is None
 
@@ -221,7 +221,7 @@ def test_other_layouts_are_refused():
     q, _, metadata = paged(backend, [(1, 5)], torch.float32)
     foreign = nk.KVLayout(4, 16, 2, 64, torch.float32, "HND").allocate("cpu")
     with pytest.raises(RuntimeError, match="view"):
-        backend.attend(q, foreign, metadata, backend.plan(metadata), nk.AttentionSpec(1.0))
+        backend.attend(q, foreign, metadata, backend.plan(metadata)[None], nk.AttentionSpec(1.0))
 
 
 CONTEXTS = [700, 41, 128, 1, 300, 129]
@@ -260,7 +260,7 @@ def test_a_token_s_bits_do_not_depend_on_the_step(
     torch.set_num_threads(num_threads)
     backend = backend_of("batch_invariant", dtype, *heads, head_dim, block_size)
     q, kv, whole = paged(backend, [(c, c) for c in CONTEXTS], dtype, kv_dtype)
-    expected = backend.attend(q, kv, whole, backend.plan(whole), nk.AttentionSpec(0.1)).split(
+    expected = backend.attend(q, kv, whole, backend.plan(whole)[None], nk.AttentionSpec(0.1)).split(
         CONTEXTS
     )
     generator = torch.Generator().manual_seed(5)
@@ -282,7 +282,7 @@ def test_a_token_s_bits_do_not_depend_on_the_step(
         step = some_rows(whole, rows)
         parts = zip(q.split(CONTEXTS), rows, strict=True)
         queries = torch.cat([part[end - query : end] for part, (query, end) in parts])
-        out = backend.attend(queries, kv, step, backend.plan(step), nk.AttentionSpec(0.1))
+        out = backend.attend(queries, kv, step, backend.plan(step)[None], nk.AttentionSpec(0.1))
         for got, want, (query, end) in zip(
             out.split([query for query, _ in rows]), expected, rows, strict=True
         ):

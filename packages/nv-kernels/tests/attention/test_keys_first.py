@@ -22,7 +22,7 @@ def attend(case, keys_first, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(settings, "decode_settings", chosen)
         backend = TritonAttention(case.shape, "a test")
-        plan = backend.plan(case.metadata)
+        plan = backend.plan(case.metadata)[None]
         return backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
 
 
@@ -70,7 +70,7 @@ def test_the_newest_key_is_waited_for(contexts, fp8, monkeypatch):
     ]
     angles = torch.rand(2048, 128, device="cuda", generator=generator)
     backend = TritonAttention(shape, "a test")
-    plan = backend.plan(case.metadata)
+    plan = backend.plan(case.metadata)[None]
 
     def run(wait):
         outs = []

@@ -15,7 +15,7 @@ from nv_kernels.cache.layout import KVLayout
 
 def attend(case):
     backend = TritonAttention(case.shape, "a test")
-    plan = backend.plan(case.metadata)
+    plan = backend.plan(case.metadata)[None]
     first = backend.attend(case.q, case.kv, case.metadata, plan, case.spec)
     assert first.isfinite().all()
     # A second layer finds the counters at 0 and computes the same bits.
@@ -82,7 +82,7 @@ def cut(shape, contexts):
     tables = torch.zeros(rows, longest // 256 + 1, dtype=torch.int32, device=DEVICE)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=DEVICE)
     metadata = AttentionMetadata(starts, lengths, tables, 1, longest, rows)
-    plan = TritonAttention(shape, "a test").plan(metadata).decode
+    plan = TritonAttention(shape, "a test").plan(metadata)[None].decode
     records = plan.records.view(-1, 8)[: plan.num_pieces].cpu().tolist()
     found = {item: [] for item in range(rows * shape.num_kv_heads)}
     for item, first, count, *_ in sorted(record for record in records if record[0] >= 0):
@@ -249,7 +249,7 @@ def test_a_captured_step_reads_lengths_on_the_device():
     backend = TritonAttention(captured.shape, "a test")
 
     def run():
-        plan = backend.plan(captured.metadata)
+        plan = backend.plan(captured.metadata)[None]
         arguments = captured.q, captured.kv, captured.metadata, plan, captured.spec
         return backend.attend(*arguments), backend.attend(*arguments)
 

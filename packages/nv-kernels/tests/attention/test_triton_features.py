@@ -62,7 +62,7 @@ def test_a_window_s_pieces_are_those_of_contexts_as_long_as_the_window():
         case.metadata.context_lens.copy_(torch.tensor(contexts))
         tables = torch.zeros(2, 200, dtype=torch.int32, device=DEVICE)
         metadata = replace(case.metadata, block_tables=tables)
-        plan = TritonAttention(case.shape, "a test").plan(metadata, window).decode
+        plan = TritonAttention(case.shape, "a test").plan(metadata, [window])[window].decode
         records = plan.records.view(-1, 8)[: plan.num_pieces].tolist()
         return plan.settings.tile, [record for record in records if record[0] >= 0]
 
@@ -107,11 +107,12 @@ def test_a_window_never_reads_the_keys_before_it(backend, keys_first, block_size
 def test_plans_of_several_windows_do_not_disturb_each_other(backend):
     case = step([*DECODES, (9, 70)], device=DEVICE, block_size=64)
     made = backend(case.shape, "a test")
-    layers = [case.with_features(window=window) for window in (None, 40)]
-    plans = [made.plan(case.metadata, layer.spec.window) for layer in layers]
-    for layer, plan in zip(layers, plans, strict=True):
+    plans = made.plan(case.metadata, (None, 40))
+    for window, plan in plans.items():
+        layer = case.with_features(window=window)
         out = made.attend(layer.q, layer.kv, layer.metadata, plan, layer.spec)
         assert_attends(out, layer.expected())
+    assert plans[None].prefill is plans[40].prefill, "the tiles of a chunk know no window"
 
 
 @on_device
@@ -119,8 +120,9 @@ def test_a_window_that_hides_no_key_is_none():
     """If it is as long as the bound on contexts, the layer is computed as one without a window."""
     case = step([(1, 65)], device=DEVICE, bounds=(1, 130))
     backend = TritonAttention(case.shape, "a test")
-    assert backend.plan(case.metadata, 129).window == 129
-    assert backend.plan(case.metadata, 130).window is None
+    plans = backend.plan(case.metadata, (129, None, 130))
+    assert [plan.window for plan in plans.values()] == [129, None, None]
+    assert plans[130].decode is plans[None].decode, "one launch for both"
     assert_attends(case.with_features(window=130).attend(backend), case.expected())
 
 
@@ -162,11 +164,14 @@ def test_a_captured_step_of_two_windows_reads_lengths_on_the_device(backend):
     layers = [case.with_features(**FEATURES["all"]), case.with_features(softcap=2.0)]
 
     def run():
-        plans = [made.plan(case.metadata, layer.spec.window) for layer in layers]
+        plans = made.plan(case.metadata, [layer.spec.window for layer in layers])
         return [
-            made.attend(case.q, case.kv, case.metadata, plan, layer.spec, sinks=layer.sinks)
-            for plan, layer in zip(plans, layers, strict=True)
-        ]
+            made.attend(
+                case.q, case.kv, case.metadata, plans[layer.spec.window], layer.spec,
+                sinks=layer.sinks,
+            )
+            for layer in layers
+        ]  # fmt: skip
 
     run()
     graph = torch.cuda.CUDAGraph()

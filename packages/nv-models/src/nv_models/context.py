@@ -19,8 +19,8 @@ class ForwardContext:
         positions: [T] int, each token's position in its sequence.
         slot_mapping: [T] int, where its K and V go: block * block_size + offset; -1: not stored.
         attention: which rows belong to which sequence, and that sequence's blocks.
-        plans: what `backend.plan(attention, window)` returned for each window of the model's
-            layers, by window (None: a layer that reads all keys); layers of one window share it.
+        plans: what `backend.plan(attention, windows)` returned for the windows of the model's
+            layers, by window (None: a layer that reads all keys); layers of one window share one.
         backend: the attention implementation.
         kv_caches: one KVCache per layer.
     """

@@ -20,7 +20,7 @@ from nv_kernels.cache.layout import KVLayout, as_bytes
 from nv_kernels.linear.heights import LEAST_OUTPUTS, TALL, agreeing_heights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
@@ -93,12 +93,17 @@ class BatchInvariantTorchAttention:
     def refusal(self, spec: AttentionSpec) -> None:
         """It computes every feature."""
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Tiling:
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> dict[int | None, Tiling]:
         """Cut the step into tiles, once for all layers of a window."""
         group = self.shape.num_q_heads // self.shape.num_kv_heads
         heights = _heights(self.shape.head_dim, torch.get_num_threads())
         few_rows = min((height for height in heights if height >= group), default=TALL)
-        return Tiling(*cut(metadata, self.shape, few_rows, window), window)
+        return {
+            window: Tiling(*cut(metadata, self.shape, few_rows, window), window)
+            for window in windows
+        }
 
     def attend(
         self,

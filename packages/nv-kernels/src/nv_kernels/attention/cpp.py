@@ -16,6 +16,8 @@ from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.library import why_not
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
 
@@ -79,13 +81,16 @@ class CPUAttention:
     def refusal(self, spec: AttentionSpec) -> None:
         """It computes every feature."""
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Tables:
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> dict[int | None, Tables]:
         """Convert the tables to contiguous int32, once for all layers, whatever the window."""
-        return Tables(
+        tables = Tables(
             metadata.query_start.int().contiguous(),
             metadata.context_lens.int().contiguous(),
             metadata.block_tables.int().contiguous(),
         )
+        return dict.fromkeys(windows, tables)
 
     def attend(
         self,

@@ -22,6 +22,8 @@ from nv_kernels.attention.flash_packages import Chunks, Rows, find, refusal
 from nv_kernels.cache.layout import KVLayout
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nv_kernels.attention.flash_packages import Package
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
@@ -90,23 +92,25 @@ class FlashAttention:
         """Return why the package cannot compute layers of a spec; None if it can."""
         return refusal(self.package, spec)
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> FlashPlan:
-        """Split the step into decode rows and chunk rows, once for all layers of a window."""
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> dict[int | None, FlashPlan]:
+        """Split the step into decode rows and chunk rows, once for all layers."""
         count = metadata.num_decodes
         width = -(-metadata.max_context_len // self.shape.block_size)
         lengths, tables = metadata.context_lens, metadata.block_tables[:, : max(width, 1)]
         decodes = Rows(lengths[:count], tables[:count]) if count else None
-        if count == lengths.shape[0]:
-            return FlashPlan(decodes, None)
-        sums = lengths[count:].cumsum(0, dtype=torch.int32)
-        chunks = Chunks(
-            Rows(lengths[count:], tables[count:]),
-            metadata.query_start[count:] - count,
-            pad(sums, (1, 0)),
-            metadata.max_query_len,
-            metadata.max_context_len,
-        )
-        return FlashPlan(decodes, chunks)
+        chunks = None
+        if count < lengths.shape[0]:
+            sums = lengths[count:].cumsum(0, dtype=torch.int32)
+            chunks = Chunks(
+                Rows(lengths[count:], tables[count:]),
+                metadata.query_start[count:] - count,
+                pad(sums, (1, 0)),
+                metadata.max_query_len,
+                metadata.max_context_len,
+            )
+        return dict.fromkeys(windows, FlashPlan(decodes, chunks))
 
     def attend(
         self,

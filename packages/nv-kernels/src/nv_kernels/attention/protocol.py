@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     import torch
 
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionSpec
@@ -44,15 +46,19 @@ class AttentionBackend(Protocol):
     def refusal(self, spec: AttentionSpec) -> str | None:
         """Return why it cannot compute layers of a spec, in one sentence; None if it can."""
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Any:  # noqa: ANN401  each backend's own type
-        """Prepare a step, once for all layers of a window.
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> Mapping[int | None, Any]:
+        """Prepare a step, once for all its layers.
 
-        Callers pass the result to `attend` unread. A step has a plan for each distinct window of
-        the model's layers; all of them are made before its first layer.
+        Callers pass the plans to `attend` unread, before they prepare the next step.
 
         Args:
             metadata: the step's.
-            window: the `AttentionSpec.window` of the layers that will use the plan.
+            windows: each `AttentionSpec.window` of the layers.
+
+        Returns:
+            By window, the plan of the layers that have it.
         """
 
     def attend(
@@ -74,7 +80,7 @@ class AttentionBackend(Protocol):
                 an earlier step must have stored them, or `store_kv` or `copy_blocks`, which never
                 let the next kernel start early.
             metadata: the step's.
-            plan: what `plan` returned for this metadata and the spec's window.
+            plan: what `plan` returned for this metadata, at the spec's window.
             spec: how the layer attends; `refusal` returned None for it.
             sinks: [Hq] a logit for each query head, in any floating-point dtype, if the spec has
                 sinks; else None.

@@ -22,6 +22,8 @@ from nv_kernels.attention.grouping import MAX_TILE_QUERIES, Grouping, group
 from nv_kernels.cache.layout import KVLayout, as_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nv_kernels.attention.grouping import DecodeGroup, PromptChunk
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
@@ -54,9 +56,12 @@ class TorchAttention:
     def refusal(self, spec: AttentionSpec) -> None:
         """It computes every feature."""
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> Grouping:
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> dict[int | None, Grouping]:
         """Group the step's sequences, once for all layers of a window."""
-        return group(metadata, self.shape.block_size, self.shape.dtype, window)
+        size, dtype = self.shape.block_size, self.shape.dtype
+        return {window: group(metadata, size, dtype, window) for window in windows}
 
     def attend(
         self,
@@ -74,7 +79,7 @@ class TorchAttention:
             q: [T, Hq, D].
             kv: a cache of this backend's layout.
             metadata: the step's.
-            plan: what `plan` returned for it and the spec's window.
+            plan: what `plan` returned for it, at the spec's window.
             spec: how the layer attends.
             sinks: [Hq], if the spec has sinks.
 

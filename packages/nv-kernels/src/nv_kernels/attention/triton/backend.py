@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -28,6 +28,8 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.attention.triton.plan import DecodePlan, PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
@@ -82,21 +84,28 @@ class TritonAttention:
     def refusal(self, spec: AttentionSpec) -> None:
         """It computes every feature."""
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> TritonPlan:
-        """Divide the step's work on the device, once for all layers of a window.
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> dict[int | None, TritonPlan]:
+        """Divide the step's work on the device, once for all its layers.
 
-        The plan reads lengths and block tables on the device, in stream order. Plans with the same
-        bounds and the same window share buffers: use a plan before the next such call.
+        The kernels read lengths and block tables on the device, in stream order. Windows that hide
+        no key share a plan of the decode rows, and all windows that of the chunk rows. Steps with
+        the same bounds share buffers: use the plans before the next call.
         """
         shape, buffers = self.shape, self.buffers
-        window = effective_window(metadata, window)
-        num_rows = metadata.context_lens.shape[0]
-        decodes, chunks = metadata.num_decodes > 0, metadata.num_decodes < num_rows
-        return TritonPlan(
-            decode=plan_decode(shape, buffers, metadata, window) if decodes else None,
-            prefill=plan_prefill(shape, buffers, metadata) if chunks else None,
-            window=window,
-        )
+        effective = {window: effective_window(metadata, window) for window in windows}
+        decodes = {
+            window: plan_decode(shape, buffers, metadata, window)
+            for window in dict.fromkeys(effective.values())
+            if metadata.num_decodes > 0
+        }
+        chunks = metadata.num_decodes < metadata.context_lens.shape[0]
+        prefill = plan_prefill(shape, buffers, metadata) if chunks else None
+        return {
+            asked: TritonPlan(decodes.get(window), prefill, window)
+            for asked, window in effective.items()
+        }
 
     def attend(
         self,
@@ -116,23 +125,23 @@ class TritonAttention:
                 65,520, and those of normed queries are far below.
             kv: the layer's cache, as in the protocol; k and v have equal strides.
             metadata: the step's.
-            plan: what `plan` returned for this metadata.
+            plan: what `plan` returned for this metadata, at the spec's window.
             spec: how the layer attends.
             sinks: [Hq], if the spec has sinks.
 
         Returns:
             [T, Hq, D] in q's dtype.
         """
-        spec = replace(spec, window=effective_window(metadata, spec.window))
-        assert plan.window == spec.window
+        assert plan.window == effective_window(metadata, spec.window)
         assert spec.sinks == (sinks is not None)
         assert kv.k.stride() == kv.v.stride()
         assert kv.k.stride(3) == q.stride(2) == 1
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        window = plan.window
         if plan.decode is not None:
-            self._decode(q, kv, metadata, plan.decode, spec, sinks=sinks, out=out)
+            self._decode(q, kv, metadata, plan.decode, spec, window, sinks=sinks, out=out)
         if plan.prefill is not None:
-            self._prefill(q, kv, metadata, plan.prefill, spec, sinks=sinks, out=out)
+            self._prefill(q, kv, metadata, plan.prefill, spec, window, sinks=sinks, out=out)
         elif q.shape[0] > metadata.num_decodes:
             out[metadata.num_decodes :].zero_()
         return out
@@ -144,6 +153,7 @@ class TritonAttention:
         metadata: AttentionMetadata,
         plan: DecodePlan,
         spec: AttentionSpec,
+        window: int | None,
         *,
         sinks: torch.Tensor | None,
         out: torch.Tensor,
@@ -184,7 +194,7 @@ class TritonAttention:
             PREFETCH=plan.settings.prefetch,
             KEYS_FIRST=plan.settings.keys_first,
             CONVERT=convert,
-            WINDOW=spec.window or 0,
+            WINDOW=window or 0,
             SOFTCAP=spec.softcap or 0.0,
             num_warps=warps,
             num_stages=stages,
@@ -198,6 +208,7 @@ class TritonAttention:
         metadata: AttentionMetadata,
         plan: PrefillPlan,
         spec: AttentionSpec,
+        window: int | None,
         *,
         sinks: torch.Tensor | None,
         out: torch.Tensor,
@@ -211,8 +222,9 @@ class TritonAttention:
         unit = PAIR_SCALE if fp8 else 1.0
         block_tables = metadata.block_tables
         # The Hopper kernel computes no feature: such layers take the kernel of every card.
-        plain = not is_hopper(q) or spec.features
-        hopper = None if plain else settings.hopper_prefill_settings(shape)
+        has_features = window is not None or spec.softcap is not None or spec.sinks
+        every_card = has_features or not is_hopper(q)
+        hopper = None if every_card else settings.hopper_prefill_settings(shape)
         if hopper is not None and fp8:
             widened = self._widen(k, v, metadata, q.dtype)
             if widened is None:
@@ -254,7 +266,7 @@ class TritonAttention:
             KV_HEAD=k.stride(2),
             FP8=fp8,
             STAGES=chosen.stages,
-            WINDOW=spec.window or 0,
+            WINDOW=window or 0,
             SOFTCAP=spec.softcap or 0.0,
             num_warps=chosen.warps,
             num_stages=chosen.stages,

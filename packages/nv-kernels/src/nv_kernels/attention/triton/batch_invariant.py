@@ -23,6 +23,8 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
     from nv_kernels.attention.triton.plan import PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
@@ -149,16 +151,21 @@ class BatchInvariantTritonAttention:
     def refusal(self, spec: AttentionSpec) -> None:
         """It computes every feature."""
 
-    def plan(self, metadata: AttentionMetadata, window: int | None = None) -> BatchInvariantPlan:
-        """List the step's query tiles on the device, once for all layers of a window.
+    def plan(
+        self, metadata: AttentionMetadata, windows: Collection[int | None] = (None,)
+    ) -> dict[int | None, BatchInvariantPlan]:
+        """List the step's query tiles on the device, once for all its layers.
 
-        Use it before the next `plan`: the buffers are shared.
+        Steps share buffers: use the plans before the next call.
         """
         chunks = metadata.num_decodes < metadata.context_lens.shape[0]
         prefill = None
         if chunks:
             prefill = plan_prefill(self.shape, self.buffers, metadata, self.tiles.rows)
-        return BatchInvariantPlan(self._spread(metadata, window), prefill, window)
+        return {
+            window: BatchInvariantPlan(self._spread(metadata, window), prefill, window)
+            for window in windows
+        }
 
     def attend(
         self,

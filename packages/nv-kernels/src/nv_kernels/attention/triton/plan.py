@@ -103,8 +103,8 @@ def plan_decode(
 ) -> DecodePlan:
     """Divide the first num_decodes rows into pieces.
 
-    Plans of several windows exist at the same time: each has records of its own. Partial results
-    and counters are in use only while a layer attends.
+    A step's plans of several windows exist at the same time: each has records of its own. Partial
+    results and counters are in use only while a layer attends.
     """
     rows = metadata.num_decodes
     chosen = settings.decode_settings(shape, rows)
