@@ -1,5 +1,6 @@
 """Configs against transformers' own reading of the same config.json, and its refusals."""
 
+import importlib
 import json
 import math
 import warnings
@@ -7,7 +8,14 @@ import warnings
 import pytest
 import torch
 import transformers
-from nv_models import RopeConfig, TensorParallel, cos_sin_table, plan_model, read_config
+from nv_models import (
+    RopeConfig,
+    TensorParallel,
+    cos_sin_table,
+    describe,
+    plan_model,
+    read_config,
+)
 
 SIZES = {
     "vocab_size": 320,
@@ -158,7 +166,7 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
         assert plan_model(tmp_path, load_format="dummy").config.eos_token_ids == ()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        read_config(tmp_path)  # a load reads the file several times, and plans once
+        read_config(tmp_path)  # a load reads the file more than once, and plans once
         plan_model(tmp_path, load_format="dummy")
         plan_model(tmp_path, load_format="dummy", parallel=TensorParallel(1, 2))
     assert len(warned) == 1
@@ -367,3 +375,18 @@ def test_b03_the_tokenizers_eos_is_one_more_end(tiny_checkpoint, tmp_path):
     assert ends({}, 9) == (9,)
     with pytest.raises(ValueError, match="the tokenizer's EOS has the id 999, but the vocabulary"):
         ends({}, 999)
+
+
+def test_a_plan_parses_each_file_once(tmp_path, monkeypatch):
+    write(tmp_path, "llama", {"eos_token_id": 5})
+    parsed = []
+
+    def counted(file):
+        parsed.append(file.name)
+        return json.loads(file.read_text())
+
+    module = importlib.import_module("nv_models.read_config")  # the package has its function
+    monkeypatch.setattr(module, "read_json", counted)
+    plan_model(tmp_path, load_format="dummy")
+    describe(tmp_path, runner="pooling")
+    assert parsed == ["config.json", "generation_config.json"] * 2

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from nv_models import plan_model, read_config, read_pooler
+from nv_models import describe, plan_model
 from nv_models.pooling.pooler_config import Activation, Pooling
-from nv_models.pooling.read_pooler import Asked
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -50,7 +49,7 @@ def folder(tmp_path):
 
 
 def read(path: Path, runner: str = "auto", convert: str = "auto", task: str = "auto"):
-    return read_pooler(path, read_config(path), Asked.of(runner, convert, task))
+    return describe(path, runner=runner, convert=convert, task=task).pooler
 
 
 def modules(*kinds: str, package: str = "sentence_transformers.models.") -> list[dict]:

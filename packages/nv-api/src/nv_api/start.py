@@ -13,13 +13,10 @@ from nv_engine import Engine, EngineConfig, SamplingParams
 from nv_models import (
     ModelConfig,
     PoolerConfig,
-    config_values,
-    read_config,
-    read_pooler,
+    describe,
     resolve,
 )
 from nv_models.checkpoint.gguf.folder import source_of
-from nv_models.pooling.read_pooler import Asked
 
 from nv_api import options as keywords
 from nv_api.chat_check import check_chat
@@ -64,10 +61,13 @@ def start(model: str, options: Mapping[str, Any]) -> Started:
 def prepare(given: keywords.Options) -> Prepared:
     """Find a model's files and load its tokenizer; errors are those of `LLM`."""
     path = resolve(given.engine.model, given.engine.revision)
-    changed = given.engine.hf_overrides
-    config = read_config(path, changed)  # first: it refuses what is not supported
-    asked = Asked.of(given.engine.runner, given.engine.convert, given.engine.task)
-    pooler = read_pooler(path, config, asked, config_values(path, changed))
+    config, pooler = describe(  # first: it refuses what is not supported
+        path,
+        given.engine.hf_overrides,
+        runner=given.engine.runner,
+        convert=given.engine.convert,
+        task=given.engine.task,
+    )
     default_params = _default_params(path, config)
     tokenizer = None if given.skip_tokenizer_init else _tokenizer(given, path, config)
     if tokenizer:

@@ -25,7 +25,7 @@ from nv_models.parallel import TensorParallel
 from nv_models.placement import Finished, Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
-from nv_models.read_config import config_values, read_config, warn_of_undrawable
+from nv_models.read_config import ConfigFiles
 from nv_models.weights import fill_dummy, load_weights, warn_of_another_head
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
@@ -134,12 +134,12 @@ def plan_model(
             f"load_format is {load_format!r}: it must be one of {', '.join(LOAD_FORMATS)}"
         )
     folder = resolve(path)
-    config = read_config(folder, hf_overrides)
+    files = ConfigFiles.read(folder, hf_overrides)
+    config = files.model_config()
     if parallel.rank == 0:
-        raw = config_values(folder, hf_overrides)
-        warn_of_undrawable(folder, raw, config.vocab_size)
+        files.warn_of_undrawable(config.vocab_size)
     if dtype == "auto" and config.dtype is None:
-        refuse_stated_dtype(folder / "config.json", config_values(folder, hf_overrides))
+        refuse_stated_dtype(folder / "config.json", files.raw)
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))

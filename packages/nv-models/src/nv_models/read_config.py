@@ -7,6 +7,7 @@ each start. Never reads a weight.
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,59 @@ from nv_models.support import (
 )
 
 GENERATION_FIELDS = tuple(GenerationDefaults.__dataclass_fields__)
+GENERATION = "generation_config.json"
 LARGEST_ID = 2**31 - 1
 """Token ids are kept in 32 bits; a larger one is a mistake."""
 
 
-def config_values(folder: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The fields of a folder's config.json, with `hf_overrides` in them."""
-    return merged(read_json(folder / "config.json"), plain_overrides(overrides))
+@dataclass(frozen=True)
+class ConfigFiles:
+    """What a checkpoint's two files say, read once.
+
+    Attributes:
+        folder: of the checkpoint.
+        raw: the fields of config.json, with `hf_overrides` in them.
+        generation: those of generation_config.json; empty if there is none.
+        name: of the first, in errors.
+    """
+
+    folder: Path
+    raw: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    name: str
+
+    @classmethod
+    def read(cls, folder: Path, overrides: Mapping[str, Any] | None = None) -> "ConfigFiles":
+        """Read both; errors are those of `read_config`."""
+        file, generation = folder / "config.json", folder / GENERATION
+        raw = merged(read_json(file), plain_overrides(overrides))
+        name = f"{file} with hf_overrides" if overrides else str(file)
+        return cls(folder, raw, read_json(generation) if generation.exists() else {}, name)
+
+    def model_config(self) -> ModelConfig:
+        """The record that the files describe; errors are those of `read_config`."""
+        with naming(self.folder / GENERATION):
+            defaults = GenerationDefaults(**numbers(self.generation, GENERATION_FIELDS))
+            named = eos_ids(self.generation)
+        source = source_of(self.folder)
+        is_gguf = source != self.folder
+        with naming_keys(source, self.raw["model_type"]) if is_gguf else naming(self.name):
+            return model_config(self.raw, defaults, named)
+
+    def warn_of_undrawable(self, vocab_size: int) -> None:
+        """Warn of the EOS ids that `model_config` leaves out, as they can never be drawn.
+
+        Args:
+            vocab_size: ids from here on have no logit.
+        """
+        for file, values in (("config.json", self.raw), (GENERATION, self.generation)):
+            if gone := [str(token) for token in eos_ids(values) if token >= vocab_size]:
+                warnings.warn(
+                    f"{self.folder / file}: eos_token_id names {', '.join(first_few(gone))}, but "
+                    f"the vocabulary is 0 .. {vocab_size - 1}: left out, as no such token is ever "
+                    "drawn",
+                    stacklevel=3,
+                )
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -59,36 +106,7 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             that is not supported; the message names the file.
         NotImplementedError: quantized weights.
     """
-    folder = Path(path)
-    config_file, generation_file = folder / "config.json", folder / "generation_config.json"
-    raw = config_values(folder, overrides)
-    generation = read_json(generation_file) if generation_file.exists() else {}
-    with naming(generation_file):
-        defaults = GenerationDefaults(**numbers(generation, GENERATION_FIELDS))
-        named = eos_ids(generation)
-    source = source_of(folder)
-    own = f"{config_file} with hf_overrides" if overrides else config_file
-    with naming_keys(source, raw["model_type"]) if source != folder else naming(own):
-        return model_config(raw, defaults, named)
-
-
-def warn_of_undrawable(folder: Path, raw: Mapping[str, Any], vocab_size: int) -> None:
-    """Warn of the EOS ids that `read_config` leaves out, as they can never be drawn.
-
-    Args:
-        folder: of the checkpoint.
-        raw: the fields of its config.json.
-        vocab_size: ids from here on have no logit.
-    """
-    generation_file = folder / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.exists() else {}
-    for file, values in ((folder / "config.json", raw), (generation_file, generation)):
-        if gone := [str(token) for token in eos_ids(values) if token >= vocab_size]:
-            warnings.warn(
-                f"{file}: eos_token_id names {', '.join(first_few(gone))}, but the vocabulary is "
-                f"0 .. {vocab_size - 1}: left out, as no such token is ever drawn",
-                stacklevel=3,
-            )
+    return ConfigFiles.read(Path(path), overrides).model_config()
 
 
 def model_config(

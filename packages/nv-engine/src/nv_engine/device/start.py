@@ -14,13 +14,10 @@ from nv_models import (
     CausalLM,
     ModelPlan,
     TensorParallel,
-    config_values,
+    describe,
     plan_model,
-    read_config,
-    read_pooler,
     resolve,
 )
-from nv_models.pooling.read_pooler import Asked
 
 from nv_engine.config import EngineConfig
 from nv_engine.device.buckets import Buckets
@@ -182,9 +179,13 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         ValueError: an option does not suit the model or the machine.
     """
     path = resolve(config.model, config.revision)
-    model_config = read_config(path, config.hf_overrides)
-    asked = Asked.of(config.runner, config.convert, config.task)
-    pooler = read_pooler(path, model_config, asked, config_values(path, config.hf_overrides))
+    model_config, pooler = describe(
+        path,
+        config.hf_overrides,
+        runner=config.runner,
+        convert=config.convert,
+        task=config.task,
+    )
     device = choose_device(config.device, parallel.rank)
     own_len = model_config.max_length
     max_len = own_len if config.max_model_len is None else min(config.max_model_len, own_len)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from nv_models.class_names import OF_TOKENS, is_body, is_classifier
 from nv_models.config import ModelConfig
-from nv_models.fields import naming, read_json, size, strings, table
+from nv_models.fields import naming, size, strings, table
 from nv_models.pooling.label_tokens import label_tokens
 from nv_models.pooling.pooler_config import Activation, PoolerConfig, Pooling
 from nv_models.pooling.sentence_transformers import MODULES, read_modules
@@ -65,7 +65,7 @@ class Asked(NamedTuple):
 
 
 def read_pooler(
-    folder: Path, config: ModelConfig, asked: Asked, raw: Mapping[str, Any] | None = None
+    folder: Path, config: ModelConfig, asked: Asked, raw: Mapping[str, Any]
 ) -> PoolerConfig | None:
     """The record of what the model makes of hidden states in place of logits.
 
@@ -73,7 +73,7 @@ def read_pooler(
         folder: the result of `resolve`.
         config: of the same folder.
         asked: the user's options.
-        raw: config.json, as the user's overrides make it; None: read here.
+        raw: config.json, as the user's overrides make it.
 
     Returns:
         None if the model generates text.
@@ -83,7 +83,6 @@ def read_pooler(
             message names the file.
     """
     file = folder / "config.json"
-    raw = read_json(file) if raw is None else raw
     names = strings(raw, "architectures")
     classifies = any(map(is_classifier, names))
     has_no_head = classifies or any(map(is_body, names))
