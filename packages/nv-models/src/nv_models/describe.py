@@ -1,4 +1,4 @@
-"""What a model is, by its files and the user's options, before it is planned.
+"""The description of a model by its files and the user's options, before it is planned.
 
 Owns the one reading of both configs. Never opens a weight.
 """
@@ -18,7 +18,7 @@ class Description(NamedTuple):
 
     config: ModelConfig
     pooler: PoolerConfig | None
-    """What it makes of hidden states in place of logits; None: it generates text."""
+    """Of hidden states, in place of logits; None: it generates text."""
 
 
 def describe(

@@ -45,7 +45,7 @@ LARGEST_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class ConfigFiles:
-    """What a checkpoint's two files say, read once.
+    """The fields of a checkpoint's two files, read once.
 
     Attributes:
         folder: of the checkpoint.
