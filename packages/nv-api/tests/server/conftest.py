@@ -33,6 +33,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "host")
 from nv_api.server import ServeOptions, make_app  # noqa: E402  # after the skip
 from nv_api.server.listening import Listening  # noqa: E402
 from nv_api.server.run import Server  # noqa: E402
+from running_server import RunningServer  # noqa: E402
 from scripted_device import HostThread  # noqa: E402
 
 EOS = 256
@@ -422,6 +423,33 @@ def engine_server(monkeypatch, speaking_checkpoint):
             return served
 
         yield start
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint, request):
+    """`LLM` over the tiny model, with the module's OPTIONS."""
+    with nv_api.LLM(checkpoint, **request.module.OPTIONS) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def served_answers(checkpoint, request):
+    """What a coroutine of a client gets from a server over that model, with the same OPTIONS."""
+
+    def answers(ask_all, **options):
+        async def main():
+            async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+                return await ask_all(client)
+
+        server = RunningServer(
+            lambda: nv_api.AsyncLLM(checkpoint, **request.module.OPTIONS), **options
+        )
+        try:
+            return asyncio.run(main())
+        finally:
+            server.close()
+
+    return answers
 
 
 @pytest.fixture(scope="module")

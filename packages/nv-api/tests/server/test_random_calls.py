@@ -9,22 +9,15 @@ import json
 import os
 import random
 import re
-import sys
-from pathlib import Path
 
-import httpx
 import nv_api.async_llm
 import pytest
 from joining import joined_chat, plain_chat
-from nv_api import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
+from nv_api import SamplingParams, StructuredOutputsParams
 from nv_api.said import Function, Place
 from nv_api.said.forms import Tags, calls_form, grammar
 from nv_api.said.hermes import HermesCall
 from nv_api.said.qwen3_coder import Qwen3CoderCall
-
-sys.path.append(str(Path(__file__).parents[1] / "host"))
-
-from running_server import RunningServer
 from scripted_device import HostThread
 
 pytestmark = pytest.mark.slow
@@ -47,7 +40,7 @@ PROPERTIES = {
 
 def a_function(rng, index):
     """A function, with or without parameters."""
-    function = {"name": rng.choice(["look", "see", "find me"]).replace(" ", "_") + str(index)}
+    function = {"name": rng.choice(["look", "see", "find_me"]) + str(index)}
     if rng.random() < 0.8:
         names = rng.sample([*PROPERTIES], rng.randint(1, 3))
         function["parameters"] = {
@@ -110,34 +103,22 @@ def dialect(request):
 
 
 @pytest.fixture(scope="module")
-def answers(checkpoint, dialect):
+def answers(served_answers, dialect):
     """The server's answers: each request plain and streamed, all at once."""
 
-    async def main():
-        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
-            posts = [
-                client.post("/v1/chat/completions", json={**a_request(dialect, i)[0], **more})
-                for i in range(NUM_REQUESTS)
-                for more in ({}, {"stream": True})
-            ]
-            return await asyncio.gather(*posts)
+    async def ask_all(client):
+        posts = [
+            client.post("/v1/chat/completions", json={**a_request(dialect, i)[0], **more})
+            for i in range(NUM_REQUESTS)
+            for more in ({}, {"stream": True})
+        ]
+        return await asyncio.gather(*posts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nv_api.async_llm, "HostProcess", lambda: HostThread(None))
-        server = RunningServer(
-            lambda: AsyncLLM(checkpoint, **OPTIONS),
-            generation_config="nv", reasoning_parser="none", tool_call_parser=dialect,
-        )  # fmt: skip
-        try:
-            return asyncio.run(main())
-        finally:
-            server.close()
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint):
-    with LLM(checkpoint, **OPTIONS) as llm:
-        yield llm
+        return served_answers(
+            ask_all, generation_config="nv", reasoning_parser="none", tool_call_parser=dialect
+        )
 
 
 def check_calls(choice, output, functions, *, is_named):

@@ -10,18 +10,11 @@ import json
 import math
 import os
 import random
-import sys
-from pathlib import Path
 
-import httpx
 import pytest
-from nv_api import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
-
-sys.path.append(str(Path(__file__).parents[1] / "host"))
-
+from nv_api import SamplingParams, StructuredOutputsParams
 from nv_api.said import Place
 from nv_api.said.forms import Tags, grammar, json_form
-from running_server import RunningServer
 
 pytestmark = [
     pytest.mark.slow,
@@ -416,27 +409,15 @@ async def ask(client, turn, number):
 
 
 @pytest.fixture(scope="module")
-def answers(checkpoint):
+def answers(served_answers):
     """The server's answers to all requests."""
 
-    async def main():
+    async def ask_all(client):
         turn = asyncio.Semaphore(AT_ONCE)
-        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
-            return await asyncio.gather(*(ask(client, turn, i) for i in range(NUM_REQUESTS)))
+        return await asyncio.gather(*(ask(client, turn, i) for i in range(NUM_REQUESTS)))
 
     # without parsers: with one, a form begins after a thought, of which `LLM` knows nothing
-    parsers = {"reasoning_parser": "none", "tool_call_parser": "none"}
-    server = RunningServer(lambda: AsyncLLM(checkpoint, **OPTIONS), **parsers)
-    try:
-        return asyncio.run(main())
-    finally:
-        server.close()
-
-
-@pytest.fixture(scope="module")
-def llm(checkpoint):
-    with LLM(checkpoint, **OPTIONS) as llm:
-        yield llm
+    return served_answers(ask_all, reasoning_parser="none", tool_call_parser="none")
 
 
 @pytest.mark.parametrize("number", range(NUM_REQUESTS))

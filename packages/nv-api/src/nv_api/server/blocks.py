@@ -112,12 +112,9 @@ def _answer(blocks: list[Any], place: str) -> Json:
                     f"{where}.input is {shown(block.get('input'))}: it must be an object",
                     f"{where}.input",
                 )
-            if not isinstance(block.get("id"), str):
-                raise invalid(
-                    f"{where}.id is {shown(block.get('id'))}: it must be a text", f"{where}.id"
-                )
+            call_id = _text(block, "id", where)["text"]
             function = {"name": block.get("name"), "arguments": block["input"]}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
+            calls.append({"id": call_id, "type": "function", "function": function})
         elif kind != "redacted_thinking":  # nothing of it can be read
             raise _unbuilt(kind, where, "text, thinking and tool_use")
     message: Json = {"role": "assistant", "content": parts}

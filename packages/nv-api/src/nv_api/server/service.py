@@ -14,6 +14,7 @@ from nv_engine import SamplingParams
 from nv_engine.values import shown
 from starlette.requests import Request
 
+from nv_api.sentences import USER_ERRORS
 from nv_api.server.admission import Admission
 from nv_api.server.errors import INVALID, ApiError
 from nv_api.server.lifecycle import Lifecycle
@@ -25,7 +26,7 @@ from nv_api.server.tracing import Tracing
 
 LOGGER = logging.getLogger("nv.server")
 PULSE_SECONDS = 0.25
-LOADING_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError, TypeError)
+LOADING_ERRORS = (*USER_ERRORS, TypeError)
 """What a model that cannot be loaded raises."""
 
 

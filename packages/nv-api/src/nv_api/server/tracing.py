@@ -1,7 +1,8 @@
 """Tracing: an OpenTelemetry span for each request that the engine has accepted.
 
 Owns the attributes, which are OpenTelemetry's for generative AI, and for the times in the engine
-vLLM's. Never records a text. OpenTelemetry is imported only if an endpoint is given.
+vLLM's. Never records a text. OpenTelemetry's SDK and exporter are imported only if an endpoint is
+given.
 """
 
 import os
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 from nv_engine import SamplingParams
 from nv_engine.values import shown
 from starlette.types import Scope
+
+from nv_api.sentences import extra
 
 if TYPE_CHECKING:
     from nv_api.request import Request
@@ -41,12 +44,8 @@ def checked_endpoint(text: str) -> str:
             f"otlp_endpoint is {shown(text)}: it must be a URL of OTLP over HTTP, such as "
             "http://localhost:4318/v1/traces"
         )
-    try:
+    with extra("otlp_endpoint", "otlp"):
         import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f'otlp_endpoint needs {error.name}: pip install "nv-api[otlp]"'
-        ) from error
     return text if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}{DEFAULT_PATH}"
 
 
