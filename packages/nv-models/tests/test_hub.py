@@ -107,3 +107,31 @@ def test_16_a_cache_that_cannot_be_written_is_one_sentence(monkeypatch, cache, e
         resolve("org/name")
     assert "/a/file/token" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+PROXIES = ["socks5://127.0.0.1:9", "nothing://127.0.0.1:9", "http://127.0.0.1:port"]
+
+
+@pytest.mark.parametrize("proxy", PROXIES)
+def test_16_a_proxy_that_cannot_be_used_is_one_sentence(monkeypatch, cache, proxy):
+    def fail(*args, **kwargs):
+        httpx.Client(proxy=proxy)
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    assert resolve("org/name", SHA) == cache / SHA
+    with pytest.raises(ValueError, match=r"org/other cannot be asked .*; if HTTPS_PROXY") as raised:
+        resolve("org/other")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("is_offline", [False, True])
+def test_16_a_branch_of_the_cache_without_a_commit(monkeypatch, cache, content, is_offline):
+    if is_offline:  # then huggingface_hub reads the file itself
+        monkeypatch.setattr(hub, "snapshot_download", huggingface_hub.snapshot_download)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    (cache.parent / "refs" / "main").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"refs/main holds b'.*': it must be a commit's id; delete"
+    ):
+        resolve("org/name")

@@ -231,7 +231,8 @@ def test_a_reranker_s_label_is_the_difference_of_two_tokens(saved, tied):
     torch.testing.assert_close(load(path).pooler(hidden), (hidden @ head.T)[:, [7, 9]])
 
 
-def test_dense_layers_are_loaded_from_their_folders(saved):
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_dense_layers_are_loaded_from_their_folders(saved, is_pickled):
     path = saved("Qwen3Model")
     layers = [nn.Linear(128, 16), nn.Linear(16, 3, bias=False)]
     listed = modules("Pooling", "Dense", "Dense")
@@ -247,7 +248,10 @@ def test_dense_layers_are_loaded_from_their_folders(saved):
         }
         (part / "config.json").write_text(json.dumps(values))
         named = {f"linear.{name}": value for name, value in layer.state_dict().items()}
-        save_file(named, part / "model.safetensors")
+        if is_pickled:
+            torch.save(named, part / "pytorch_model.bin")
+        else:
+            save_file(named, part / "model.safetensors")
     (path / "modules.json").write_text(json.dumps(listed))
     (path / "1_Pooling").mkdir()
     (path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))

@@ -1,6 +1,7 @@
 """The strict loader: one error that lists everything, and known extras that are not errors."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -278,14 +279,14 @@ def test_a_dtype_of_the_config_that_is_none(tiny_checkpoint, stated):
 
 def test_an_index_comes_before_a_single_file(sharded):
     folder, tensors = sharded
-    changed = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    changed = {name: torch.ones_like(tensor) for name, tensor in tensors.items()}
     save_file(changed, folder / "model.safetensors")
     assert torch.equal(load_model(folder).lm_head.head.values, tensors["lm_head.weight"])
     (folder / "a.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"a.safetensors is missing"):
         load_model(folder)
     (folder / "b.safetensors").unlink()  # an index of files that were all joined to one
-    assert not load_model(folder).lm_head.head.values.any()
+    assert (load_model(folder).lm_head.head.values == 1).all()
 
 
 def test_a_second_definition_of_a_tensor(tiny_checkpoint):
@@ -368,3 +369,59 @@ def test_the_shapes_are_made_once(tiny_checkpoint, write_gguf, tmp_path, load_fo
     assert checkpoint.shapes[Q] == (256, 128)
     for each in (checkpoint, *parts):
         assert each.shapes is each.shapes
+
+
+TIED = {"tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("model.norm.weight", {}),
+        ("model.embed_tokens.weight", {}),
+        ("lm_head.weight", {}),
+        ("model.embed_tokens.weight", TIED),
+    ],
+)
+def test_16_an_end_of_zeros_is_refused(edited, name, options):
+    folder = edited(lambda tensors: tensors[name].zero_(), **options)
+    with pytest.raises(ValueError, match=f"{folder}: {name} is all zeros, .*; download or convert"):
+        load_model(folder)
+    load_model(folder, load_format="dummy")
+
+
+def test_16_zeros_that_a_checkpoint_may_hold(edited, tiny_model, tmp_path):
+    def some_rows(tensors):
+        tensors["lm_head.weight"][100:].zero_()
+        tensors["model.layers.0.input_layernorm.weight"].zero_()
+
+    load_model(edited(some_rows))
+    folder = shutil.copytree(tiny_model("Gemma3"), tmp_path / "gemma")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"].zero_()  # it multiplies by 1 + weight
+    save_file(tensors, folder / "model.safetensors")
+    load_model(folder)
+
+
+def test_16_the_zeros_at_the_end_of_a_gguf_file(tiny_checkpoint, write_gguf, tmp_path):
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_checkpoint(), file, GGMLQuantizationType.F32)
+    data = file.read_bytes()
+    file.write_bytes(data[:-600] + bytes(600))
+    with pytest.raises(ValueError, match=r"model.gguf: model.norm.weight \(output_norm.*all zeros"):
+        load_model(file)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.F64, GGMLQuantizationType.I32])
+def test_16_a_gguf_type_that_is_not_read(tiny_checkpoint, write_gguf, tmp_path, kind):
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_checkpoint(), file, GGMLQuantizationType.F32)
+    name = b"blk.0.attn_q.weight"
+    data = bytearray(file.read_bytes())
+    place = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions, and two
+    assert data[place : place + 4] == bytes(4)  # F32
+    data[place] = kind
+    file.write_bytes(data)
+    sentence = f"blk.0.attn_q.weight in {file} has the type {kind.name}, which is not read"
+    with pytest.raises(ValueError, match=sentence):
+        load_model(file)

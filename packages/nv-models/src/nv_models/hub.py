@@ -29,11 +29,11 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
 
     Raises:
         FileNotFoundError: neither in the cache nor within reach, or in the cache in part.
-        ValueError: a repository or revision that is unknown, gated or refused, or a cache that
-            cannot be written.
+        ValueError: a repository or revision that is unknown, gated or refused, a proxy that cannot
+            be used, or a cache that cannot be written or read.
     """
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
+        found = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
     except RevisionNotFoundError as error:
         raise ValueError(f"{name} has no revision {revision!r}") from error
     except (
@@ -44,14 +44,24 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     ) as error:
         if (path := getattr(error, "snapshot_path", None)) is not None:  # the hub knows its files
             raise FileNotFoundError(f"{path} is not whole: {one_line(error)}") from error
-        if found := cached_snapshot(name, revision, patterns):
-            return found
+        if cached := cached_snapshot(name, revision, patterns):
+            return cached
         raise _worded(name, revision, error) from error
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # a proxy that httpx cannot use
+        if cached := cached_snapshot(name, revision, patterns):
+            return cached
+        raise ValueError(
+            f"{name} cannot be asked of the hub: {one_line(error)}; if HTTPS_PROXY, HTTP_PROXY or "
+            "ALL_PROXY is set, mend it"
+        ) from error
     except OSError as error:
         raise ValueError(
             f"{name} cannot be kept in the hub's cache, {constants.HF_HUB_CACHE}: "
             f"{one_line(error)}; set HF_HOME to a folder that this user may write"
         ) from error
+    if found.name == "snapshots":  # a file of the cache is empty, and huggingface_hub goes on
+        commit_in(found.parent / "refs" / (revision or constants.DEFAULT_REVISION))
+    return found
 
 
 def cached_snapshot(name: str, revision: str | None, patterns: Sequence[str]) -> Path | None:
@@ -60,13 +70,13 @@ def cached_snapshot(name: str, revision: str | None, patterns: Sequence[str]) ->
     A folder that has none of the files does not count.
 
     Raises:
-        ValueError: several commits begin so.
+        ValueError: several commits begin so, or the cache's file of a branch holds none.
     """
     repository = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     snapshots, wanted = repository / "snapshots", revision or constants.DEFAULT_REVISION
     reference = repository / "refs" / wanted
     if reference.is_file():
-        commits = [reference.read_text(encoding="utf-8").strip()]
+        commits = [commit_in(reference)]
     elif COMMIT.fullmatch(wanted):
         commits = sorted(folder.name for folder in snapshots.glob(f"{wanted}*"))
     else:
@@ -78,6 +88,21 @@ def cached_snapshot(name: str, revision: str | None, patterns: Sequence[str]) ->
     folder = snapshots / commits[0] if commits else snapshots
     has_files = any(file.exists() for pattern in patterns for file in folder.glob(pattern))
     return folder if has_files else None
+
+
+def commit_in(reference: Path) -> str:
+    """The commit's id that a file of the cache holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    content = reference.read_bytes().strip()
+    if not content or not content.isascii():
+        raise ValueError(
+            f"{reference} holds {content!r:.100}: it must be a commit's id; delete the file, and "
+            "download the model again"
+        )
+    return content.decode()
 
 
 def _worded(name: str, revision: str | None, error: Exception) -> ValueError | FileNotFoundError:

@@ -26,7 +26,7 @@ from nv_models.placement import Finished, Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
 from nv_models.read_config import ConfigFiles
-from nv_models.weights import fill_dummy, load_weights, warn_of_another_head
+from nv_models.weights import fill_dummy, load_weights, refuse_zeros, warn_of_another_head
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 WANTED = {
@@ -67,7 +67,8 @@ class ModelPlan:
         """Make the model and fill it.
 
         Raises:
-            ValueError: the checkpoint does not fit the model.
+            ValueError: the checkpoint does not fit the model, or its embedding, its head or its
+                last norm is all zeros.
 
         Warns:
             UserWarning: the files hold another head than the embedding, which the model ties.
@@ -76,6 +77,7 @@ class ModelPlan:
         if self.checkpoint:
             load_weights(model, self.checkpoint)
             if self.placement.parallel.rank == 0:
+                refuse_zeros(model, self.checkpoint)
                 warn_of_another_head(model, self.checkpoint)
         else:
             fill_dummy(model, self.seed)
@@ -168,7 +170,7 @@ def joined(body: Checkpoint, pooler: PoolerConfig | None) -> JoinedCheckpoint:
     """The model's own files, and those of a pooler's Dense layers."""
     dense = pooler.dense if pooler else ()
     folders = {DENSE.format(index): layer.folder for index, layer in enumerate(dense)}
-    parts = {name: SafetensorsCheckpoint(folder) for name, folder in folders.items()}
+    parts = {name: open_checkpoint(folder, "auto") for name, folder in folders.items()}
     return JoinedCheckpoint(body, parts)
 
 

@@ -24,6 +24,8 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 TOKENIZER_FILES = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHT_FILES = ["*.safetensors", "pytorch_model*.bin"]
 """Fetched from a hub in this order, until some are there. Many repositories hold both."""
+DENSE_FILES = "*_Dense/pytorch_model.bin"
+"""Small files of sentence-transformers, which are fetched whatever the other weights are."""
 
 
 def resolve(model: str | Path, revision: str | None = None) -> Path:
@@ -65,7 +67,7 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
     from nv_models.hub import download  # noqa: PLC0415  # a sixth of the start of every rank
 
     for pattern in WEIGHT_FILES:
-        folder = download(str(model), revision, [*TOKENIZER_FILES, pattern])
+        folder = download(str(model), revision, [*TOKENIZER_FILES, DENSE_FILES, pattern])
         if any(folder.glob(f"{pattern}*")):
             break
     refuse_pointers(folder)

@@ -9,6 +9,7 @@ import warnings
 import torch
 from torch import nn
 
+from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.layers.embedding import TiedEmbedding
 from nv_models.listing import first_few
@@ -19,8 +20,11 @@ DUMMY_STD = 0.02
 MOST_PROBLEMS = 20
 """Of a checkpoint that does not fit, so many problems are named and the others counted."""
 HEAD = "lm_head.weight"
+TABLES = ("embed_tokens.weight", HEAD)
+NORM = "norm.weight"
 COMPARED_ROWS = 64
-"""Of two tables that should be one: enough, as tables that were trained apart differ everywhere."""
+"""Of two tables that should be one: enough, as tables that were trained apart differ everywhere.
+Also of a table that may be zeros."""
 KNOWN_EXTRAS = ("rotary_emb.inv_freq", HEAD, "decoder.version")
 """Old files keep the rotary frequencies or a number of their format, and tied models, where no head
 is wanted, a copy of the embedding as head."""
@@ -81,6 +85,29 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
         if name in found and found[name] != shape
     ]
     return missing + unexpected + wrong
+
+
+def refuse_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
+    """Raise ValueError if the embedding, the head or the last norm is all zeros.
+
+    An interrupted download leaves zeros in a file of the right size. Of tables some rows are
+    looked at. Gemma's norms multiply by 1 + weight, so theirs may be zeros.
+
+    Args:
+        model: filled, and not finished yet.
+        checkpoint: of which it was filled.
+    """
+    is_plain = not model.config.norm_kind.offset
+    for shard in list_shards(model):
+        is_norm = shard.source.endswith(NORM) and ".layers." not in shard.source
+        if not shard.source.endswith(TABLES) and not (is_norm and is_plain):
+            continue
+        step = 1 if is_norm else -(-len(shard.target) // COMPARED_ROWS)
+        if shard.target.numel() and not shard.target[::step].any():
+            raise ValueError(
+                f"{checkpoint.place}: {checkpoint.name_in_file(shard.source)} is all zeros, as an "
+                f"interrupted download leaves it; {AGAIN}"
+            )
 
 
 def warn_of_another_head(model: nn.Module, checkpoint: Checkpoint) -> None:

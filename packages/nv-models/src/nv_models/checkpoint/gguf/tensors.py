@@ -7,6 +7,7 @@ arithmetic of each quantized type is the gguf library's. Never holds a dequantiz
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -80,13 +81,24 @@ class GGUFCheckpoint:
     def _check(self, name: str, info: TensorInfo) -> None:
         """Note a tensor that cannot be read."""
         if info.kind not in GGML_QUANT_SIZES:
-            self.broken.append(f"{name} has the unknown type {info.kind}")
+            self.broken.append(f"{name} in {self._file(info)} has the unknown type {info.kind}")
+            return
+        if not is_readable(info.kind):
+            kind = GGMLQuantizationType(info.kind).name
+            self.broken.append(
+                f"{name} in {self._file(info)} has the type {kind}, which is not read: convert "
+                "the model to F16, BF16 or Q8_0"
+            )
             return
         end = info.offset + int(np.prod(info.shape[:-1])) * row_bytes(info.shape[-1], info.kind)
         size = len(self._data[info.file])
         if end > size:
-            file = info.file.readlink() if self._is_linked else info.file
+            file = self._file(info)
             self.broken.append(f"{file} is truncated: {name} ends at byte {end} of {size}")
+
+    def _file(self, info: TensorInfo) -> Path:
+        """The user's own file that holds a tensor."""
+        return info.file.readlink() if self._is_linked else info.file
 
     def name_in_file(self, name: str) -> str:
         """The checkpoint's name, and GGUF's after it."""
@@ -155,8 +167,8 @@ def by_expert(
 ) -> Iterator[tuple[str, TensorInfo]]:
     """The checkpoint's names of a tensor: one, or one for each expert of a stack."""
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    is_readable = info.kind in GGML_QUANT_SIZES and len(info.shape) == 3
-    if not match or match[2] not in STACKS or not is_readable:
+    is_stack = info.kind in GGML_QUANT_SIZES and len(info.shape) == 3
+    if not match or match[2] not in STACKS or not is_stack:
         yield checkpoint_name(name, names), info
         return
     count, rows, columns = info.shape
@@ -185,6 +197,17 @@ def gguf_name(name: str, own_names: Mapping[str, str]) -> str:
         return name
     layer = f"blk.{match[1]}." if match[1] else ""
     return f"{layer}{own_names[match[2]]}.{match[3]}"
+
+
+@cache
+def is_readable(kind: int) -> bool:
+    """Whether the gguf library has the arithmetic of a type."""
+    try:
+        block = np.zeros((1, row_bytes(1, kind)), np.uint8)
+        dequantize(block, GGMLQuantizationType(kind))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def row_bytes(width: int, kind: int) -> int:
