@@ -155,7 +155,7 @@ class Model:
             qkv, stream = weight(layer.qkv).norm_linear(stream, layer.attention_norm)
             queries = qk_norm_rope_store(
                 qkv, self.q_norm, self.k_norm, EPS, positions, self.cos_sin, cache, slots,
-                self.q_heads,
+                self.q_heads, BF16,
             )  # fmt: skip
             stream = weight(layer.output).linear_add(attend(queries), stream)
             gated, stream = weight(layer.gate_up).norm_gated_linear(stream, layer.mlp_norm)

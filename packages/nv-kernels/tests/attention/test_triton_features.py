@@ -43,6 +43,13 @@ def test_a_step_of_all_kinds_of_rows(backend, name, options):
 
 
 @on_device
+def test_a_softcap_in_fp32():
+    """The backend that takes fp32; its bounds are those of fp32, so the tanh must be exact too."""
+    features = FEATURES["softcap"]
+    check(BatchInvariantTritonAttention, features, [(1, 65), (9, 70)], dtype=torch.float32)
+
+
+@on_device
 @pytest.mark.parametrize("features", ["sinks", "all"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_row_of_many_pieces(backend, features):

@@ -113,10 +113,7 @@ def _automatic(shape: AttentionShape, specs: Sequence[AttentionSpec]) -> Attenti
             reason = f"auto: {error}"
     if device == "cpu" and shape.dtype == torch.float32:
         exact = f"{reason}; in fp32 its bits do not depend on the batch"
-        try:
-            return _build("batch_invariant", exact, shape, specs)
-        except ValueError as error:
-            reason = f"auto: {error}"
+        return _build("batch_invariant", exact, shape, specs)
     return _build("torch", reason, shape, specs)
 
 

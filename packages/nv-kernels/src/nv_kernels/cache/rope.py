@@ -64,7 +64,7 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
         kv: the layer's cache; its shape gives Hkv and D.
         slot_mapping: [T], as `store_kv`'s.
         num_q_heads: Hq.
-        dtype: of the queries where qkv may be partials; None: that of qkv.
+        dtype: of the queries, which partials do not show; None: that of qkv.
 
     Returns:
         Queries [T, Hq, D].

@@ -179,7 +179,7 @@ def qk_norm_rope_store(
         kv: the layer's cache; its shape gives Hkv and D.
         slot_mapping: [T] int32 or int64; -1 for tokens that are not stored.
         num_q_heads: Hq.
-        dtype: of the queries where qkv is partials; None: that of the norm weights or the cache.
+        dtype: of the queries where qkv is partials; None: that of qkv.
 
     Returns:
         Queries [T, Hq, D].
@@ -187,8 +187,9 @@ def qk_norm_rope_store(
     num_kv_heads, head_dim = kv.k.shape[2:]
     num_tokens = qkv.shape[-2]
     assert qkv.stride(-1) == 1
-    dtype = dtype or _output_dtype(qkv, q_weight, kv)
-    out = torch.empty((num_tokens, num_q_heads, head_dim), dtype=dtype, device=qkv.device)
+    assert dtype is not None or qkv.dim() == 2, "partials do not show the queries' dtype"
+    size = (num_tokens, num_q_heads, head_dim)
+    out = torch.empty(size, dtype=dtype or qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return out
     num_heads = num_q_heads + 2 * num_kv_heads
@@ -285,11 +286,3 @@ def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) 
         **dependent_launch(x),
     )
     return out
-
-
-def _output_dtype(qkv: torch.Tensor, q_weight: torch.Tensor | None, kv: KVCache) -> torch.dtype:
-    if qkv.dim() == 2:
-        return qkv.dtype
-    if q_weight is not None:
-        return q_weight.dtype
-    return torch.bfloat16 if kv.is_fp8 else kv.k.dtype

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.cpp.calls import kernel
-from nv_kernels.cpp.linear import has_tiles
+from nv_kernels.cpp.linear import has_tiles, tiled
 from nv_kernels.linear.experts import routing
 from nv_kernels.linear.experts.routing import Routing
 from nv_kernels.linear.experts.weight import DenseExperts
@@ -80,6 +80,4 @@ batch_invariant_experts = dense_experts
 def _into_tiles(matrices: torch.Tensor) -> None:
     """Lay [E, N, K] out in tiles, in place: a second copy of all experts may not fit in memory."""
     for matrix in matrices:
-        rows, columns = matrix.shape
-        by_tile = matrix.reshape(rows // 16, 16, columns // 32, 16, 2).permute(0, 2, 3, 1, 4)
-        matrix.copy_(by_tile.reshape(rows, columns))
+        matrix.copy_(tiled(matrix).view_as(matrix))

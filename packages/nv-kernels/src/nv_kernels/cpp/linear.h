@@ -31,7 +31,8 @@ struct Singly {
 };
 
 // Two bf16 per lane, where the processor has the instruction. Its sums differ from those of `Singly`
-// in the last bits.
+// in the last bits. Two rows by a weight of 3,072 by 1,024 took 0.6 of the time of `Singly`, 16 rows
+// 0.3 (one core of a shared machine, in turn).
 #if defined(__AVX512BF16__)
 struct InPairs {
     static constexpr int64_t STEP = 2 * LANES;

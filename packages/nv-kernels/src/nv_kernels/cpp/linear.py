@@ -33,6 +33,12 @@ def pack_weight(weight: torch.Tensor) -> torch.Tensor:
     outputs, columns = weight.shape
     if weight.dtype != torch.bfloat16 or outputs % 16 or columns % 32 or not has_tiles():
         return definitions.pack_weight.definition(weight)
+    return tiled(weight)
+
+
+def tiled(weight: torch.Tensor) -> torch.Tensor:
+    """Lay [N, K] out in tiles, [N / 16, K / 32, 16, 16, 2], as `pack_weight` describes them."""
+    outputs, columns = weight.shape
     by_tile = weight.reshape(outputs // 16, 16, columns // 32, 16, 2)
     return by_tile.permute(0, 2, 3, 1, 4).contiguous()
 

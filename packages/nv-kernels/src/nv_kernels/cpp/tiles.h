@@ -160,7 +160,6 @@ inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int thread
 #else
 
 inline bool may_use_tiles() { return false; }
-constexpr int64_t TILED_ROWS = 256;
 inline int64_t tile_pairs_of(int64_t) { return 0; }
 template <typename O>
 inline void tile_pair(const Product<bf16, O>&, int64_t, int64_t, int64_t) {}

@@ -1,7 +1,7 @@
 // Vectors of sixteen fp32 lanes, or eight where a register holds only eight, and the element types.
 //
-// Loads, stores, rounding, the exponential and the hyperbolic tangent. Sums over lanes have a fixed order, so that a result
-// depends only on its operands.
+// Loads, stores, rounding, the exponential and the hyperbolic tangent. Sums over lanes have a fixed
+// order, so that a result depends only on its operands.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -170,8 +170,8 @@ inline Vec exponential(Vec x) {
     return (Vec)((Bits)(p * (Vec)power) & ~too_small);
 }
 
-// The hyperbolic tangent, within 3 units in the last place: from 0.625 on by the exponential, below it
-// (where that would cancel) by an odd polynomial of degree 11, fitted for the least relative error.
+// The hyperbolic tangent: from 0.625 on by the exponential, below it (where that would cancel) by an
+// odd polynomial of degree 11, fitted for the least relative error.
 inline Vec tangent(Vec x) {
     Vec square = x * x, p = splat(-5.7170447e-3f);
     for (float next : {2.0650586e-2f, -5.3743497e-2f, 1.33314908e-1f, -3.33332837e-1f})

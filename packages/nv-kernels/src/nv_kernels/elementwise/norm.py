@@ -52,7 +52,13 @@ def add_rms_norm(
         residual is None and x is not split into partials).
     """
     if x.dim() == 3:
-        dtype = dtype or weight.dtype if residual is None else residual.dtype
-        x = x.sum(0, dtype=torch.float32).to(dtype)
+        x = x.sum(0, dtype=torch.float32).to(sum_dtype(residual, weight, dtype))
     total = x if residual is None else x + residual
     return rms_norm.definition(total, weight, eps), total
+
+
+def sum_dtype(
+    residual: torch.Tensor | None, weight: torch.Tensor, dtype: torch.dtype | None
+) -> torch.dtype:
+    """Return the dtype of a norm's sum: residual's; without one `dtype`, or else weight's."""
+    return dtype or weight.dtype if residual is None else residual.dtype

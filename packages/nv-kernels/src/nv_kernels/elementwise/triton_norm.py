@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nv_kernels.elementwise.norm import sum_dtype
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 
@@ -138,7 +139,7 @@ def add_rms_norm(
         return rms_norm(x, weight, eps), x
     x = x.contiguous()
     num_rows, width = x.shape[-2:]
-    dtype = dtype or weight.dtype if residual is None else residual.dtype
+    dtype = sum_dtype(residual, weight, dtype)
     out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     total = torch.empty_like(out)
     if num_rows:

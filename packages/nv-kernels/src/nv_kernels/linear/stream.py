@@ -74,11 +74,14 @@ def add_pending(stream: Stream) -> Stream:
         return stream
     if peers is None and pending.dim() == 2:
         return Stream(hidden + pending)
-    return normalise(stream, Ones(hidden.new_ones(hidden.shape[1])))[1]
+    return normalise(stream, Unread(hidden[0]))[1]
 
 
-class Ones(NamedTuple):
-    """The norm of `add_pending`, whose result is not read: its launch sums partials and ranks."""
+class Unread(NamedTuple):
+    """The norm of `add_pending`, whose result is not read: its launch sums partials and ranks.
+
+    So the weight may be any tensor of its shape and dtype; a new one would be another launch.
+    """
 
     weight: torch.Tensor
     eps: float = 1.0

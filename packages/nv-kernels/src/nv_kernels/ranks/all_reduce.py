@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.elementwise.norm import add_rms_norm
+from nv_kernels.elementwise.norm import add_rms_norm, sum_dtype
 from nv_kernels.op import op
 from nv_kernels.ranks.peers import EMPTY, WRITTEN_NAN
 
@@ -47,7 +47,7 @@ def all_reduce_add_rms_norm(  # noqa: PLR0917  as `add_rms_norm`
     """
     if x.dim() == 3:
         x = x.sum(0, dtype=torch.float32)
-    x = x.to(dtype or weight.dtype if residual is None else residual.dtype)
+    x = x.to(sum_dtype(residual, weight, dtype))
     turns = [_sum(part, peers) for part in torch.split(x, peers.max_rows)]
     return add_rms_norm.definition(torch.cat(turns), residual, weight, eps)
 

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from nv_kernels.elementwise.norm import sum_dtype
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import next_power_of_2
 from nv_kernels.ranks import peers as records
@@ -168,7 +169,7 @@ def all_reduce_add_rms_norm(
     """
     x = x.contiguous()
     num_rows, width = x.shape[-2:]
-    dtype = dtype or weight.dtype if residual is None else residual.dtype
+    dtype = sum_dtype(residual, weight, dtype)
     out = torch.empty(num_rows, width, dtype=dtype, device=x.device)
     total = torch.empty_like(out)
     assert width == peers.width, "the caller asks first"

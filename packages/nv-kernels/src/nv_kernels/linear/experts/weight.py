@@ -3,9 +3,10 @@
     routing = experts.route(router_logits, top_k, normalised)
     stream = experts.linear_add(normed, routing, stream)
 
-On a card these are at most four launches: the choice, its order, and two products. The sum over a
-token's experts is left to the next norm. `Experts` defines each method in plain ops; each device or
-format with its own kernels has a subclass in a file of its own.
+On a card, with one rank or with sums over ranks inside the norm, these are at most four launches:
+the choice, its order, and two products. The sum over a token's experts is left to the next norm.
+`Experts` defines each method in plain ops; each device or format with its own kernels has a
+subclass in a file of its own.
 """
 
 from __future__ import annotations
