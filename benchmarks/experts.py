@@ -108,9 +108,8 @@ def launches(shape: Shape, arithmetic: str) -> dict[str, Any]:
         return torch.randn(sizes, dtype=torch.bfloat16, device="cuda") * sizes[-1] ** -0.5
 
     router = kind.weight(draw(shape.num_experts, size))
-    experts = kind.experts(
-        draw(shape.num_experts, 2 * width, size), draw(shape.num_experts, size, width)
-    )
+    gate_up, down = draw(shape.num_experts, 2 * width, size), draw(shape.num_experts, size, width)
+    experts = kind.experts(nk.DenseExperts(gate_up, down))
     figures = {}
     for rows in ROWS:
         inputs = torch.randn(LAYERS, rows, size, dtype=torch.bfloat16, device="cuda")

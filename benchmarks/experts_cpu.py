@@ -44,7 +44,9 @@ def layers(
     gate_up = arithmetic.weight(draw(2 * TOP_K * width, size))
     down = arithmetic.weight(draw(size, TOP_K * width))
     router = arithmetic.weight(draw(NUM_EXPERTS, size))
-    experts = arithmetic.experts(draw(NUM_EXPERTS, 2 * width, size), draw(NUM_EXPERTS, size, width))
+    experts = arithmetic.experts(
+        nk.DenseExperts(draw(NUM_EXPERTS, 2 * width, size), draw(NUM_EXPERTS, size, width))
+    )
 
     def dense(x: torch.Tensor) -> torch.Tensor:
         return down.linear(gate_up.gated_linear(x))

@@ -9,11 +9,11 @@ from nv_kernels import reference
 from nv_kernels.cpp.library import find_compiler
 from nv_kernels.launch.sizes import next_power_of_2
 from nv_kernels.linear.experts import triton_few as few
+from nv_kernels.linear.experts import triton_gate, triton_route, triton_tiles
 from nv_kernels.linear.experts import triton_products as products
-from nv_kernels.linear.experts import triton_route, triton_tiles
 from nv_kernels.linear.experts import triton_weight as weight
+from nv_kernels.linear.experts.gate import SWIGLU, Gate
 from nv_kernels.linear.experts.routing import num_tiles
-from nv_kernels.linear.experts.weight import DenseExperts
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -27,21 +27,39 @@ def draw(*shape, dtype=torch.float32, seed=0, scale=1.0, device=DEVICE):
     return (torch.randn(*shape, generator=generator) * scale).to(dtype).to(device)
 
 
-def matrices(num_experts, size, width, dtype, device=DEVICE):
-    gate_up = draw(
-        num_experts, 2 * width, size, dtype=dtype, seed=1, scale=size**-0.5, device=device
-    )
-    down = draw(num_experts, size, width, dtype=dtype, seed=2, scale=width**-0.5, device=device)
-    return gate_up, down
+CLAMPED = Gate(alpha=1.702, limit=0.7, shift=1.0)
+"""A gate whose limit about half of the products exceed."""
+GATES = pytest.mark.parametrize("gate", [SWIGLU, CLAMPED], ids=["swiglu", "clamped with biases"])
 
 
-def truth(x, gate_up, down, routing):
+def plain(num_experts, size, width, dtype, device=DEVICE, gate=SWIGLU):
+    """Experts in the files' layout; with another gate than SwiGLU also with biases."""
+
+    def made(*shape, seed, scale=1.0):
+        return draw(num_experts, *shape, dtype=dtype, seed=seed, scale=scale, device=device)
+
+    gate_up = made(2 * width, size, seed=1, scale=size**-0.5)
+    down = made(size, width, seed=2, scale=width**-0.5)
+    if gate == SWIGLU:
+        return nk.DenseExperts(gate_up, down)
+    return nk.DenseExperts(gate_up, down, made(2 * width, seed=11), made(size, seed=12), gate)
+
+
+def truth(x, by, routing):
     """The layer in fp64, token by token."""
     out = torch.zeros_like(x, dtype=torch.float64)
     for token, (experts, weights) in enumerate(zip(routing.experts, routing.weights, strict=True)):
         for expert, scale in zip(experts.tolist(), weights.double(), strict=True):
-            gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
-            out[token] += scale * (down[expert].double() @ (functional.silu(gate) * up))
+            product = by.gate_up[expert].double() @ x[token].double()
+            if by.gate == SWIGLU:
+                gate, up = product.chunk(2)
+                out[token] += scale * (by.down[expert].double() @ (functional.silu(gate) * up))
+            else:
+                gate, up = (product + by.gate_up_bias[expert].double()).chunk(2)
+                gate, up = gate.clamp(max=0.7), up.clamp(-0.7, 0.7)
+                gated = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+                product = by.down[expert].double() @ gated + by.down_bias[expert].double()
+                out[token] += scale * product
     return out
 
 
@@ -163,18 +181,33 @@ class TestOnACPU:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("tokens", [0, 1, 3, 40])
     @pytest.mark.parametrize("name", ["fast", "batch_invariant"])
-    def test_layer(self, name, tokens, dtype):
-        """Of 8 experts, 2 active, with a width that divides by no vector."""
+    @GATES
+    @pytest.mark.parametrize("width", [32, 37])
+    def test_layer(self, name, tokens, dtype, gate, width):
+        """Of 8 experts, 2 active; 32 divides by all tiles, 37 by no vector."""
         x = draw(tokens, 64, dtype=dtype, device="cpu")
-        gate_up, down = matrices(8, 64, 37, dtype, "cpu")
+        by = plain(8, 64, width, dtype, "cpu", gate)
         routing = nk.route(draw(tokens, 8, dtype=dtype, seed=3, device="cpu"), 2, True)
-        plain = DenseExperts(gate_up, down).mix(x, routing)
-        found = nk.arithmetic(name).experts(gate_up, down).mix(x, routing)
-        assert found.dtype == plain.dtype == dtype
+        defined = by.mix(x, routing)
+        expected = truth(x, by, routing)
+        found = nk.arithmetic(name).experts(by).mix(x, routing)
+        assert found.dtype == defined.dtype == dtype
         if tokens:
-            expected = truth(x, gate_up, down, routing)
-            assert error(plain, expected) < CLOSE[dtype]
+            assert error(defined, expected) < CLOSE[dtype]
             assert error(found, expected) < CLOSE[dtype]
+
+    @outer_only
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @GATES
+    def test_nan_stays_nan(self, dtype, gate):
+        by = plain(2, 64, 32, dtype, "cpu", gate)
+        x = draw(3, 64, dtype=dtype, device="cpu")
+        x[1] = float("nan")
+        routing = nk.route(draw(3, 2, dtype=dtype, seed=3, device="cpu"), 2, True)
+        for experts in (by, nk.arithmetic("fast").experts(by)):
+            is_nan = experts.mix(x, routing).isnan()
+            assert is_nan[1].all()
+            assert not is_nan[[0, 2]].any()
 
     @outer_only
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -183,7 +216,7 @@ class TestOnACPU:
         tokens = 600  # more than the kernel takes at once
         x = draw(tokens, 64, dtype=dtype, device="cpu")
         logits = draw(tokens, 4, dtype=dtype, seed=3, device="cpu")
-        experts = nk.arithmetic("batch_invariant").experts(*matrices(4, 64, 32, dtype, "cpu"))
+        experts = nk.arithmetic("batch_invariant").experts(plain(4, 64, 32, dtype, "cpu"))
         before = torch.get_num_threads()
         torch.set_num_threads(num_threads)
 
@@ -197,19 +230,19 @@ class TestOnACPU:
 
     @outer_only
     def test_another_dtype_of_tokens(self):
-        gate_up, down = matrices(4, 32, 16, torch.float16, "cpu")
+        by = plain(4, 32, 16, torch.float16, "cpu")
         x, logits = draw(3, 32, dtype=torch.float16, device="cpu"), draw(3, 4, device="cpu").half()
-        experts = nk.arithmetic("fast").experts(gate_up, down)
+        experts = nk.arithmetic("fast").experts(by)
         routing = experts.route(logits, 2, False)
-        assert error(experts.mix(x, routing), truth(x, gate_up, down, routing)) < 4e-3
+        assert error(experts.mix(x, routing), truth(x, by, routing)) < 4e-3
 
     @outer_only
     def test_is_added_to_the_stream(self):
-        gate_up, down = matrices(4, 32, 16, torch.float32, "cpu")
+        by = plain(4, 32, 16, torch.float32, "cpu")
         x, hidden = draw(3, 32, device="cpu"), draw(3, 32, seed=5, device="cpu")
-        experts = nk.arithmetic("fast").experts(gate_up, down)
+        experts = nk.arithmetic("fast").experts(by)
         routing = experts.route(draw(3, 4, seed=3, device="cpu"), 2, True)
-        expected = truth(x, gate_up, down, routing)
+        expected = truth(x, by, routing)
         stream = experts.linear_add(x, routing, nk.Stream(hidden))
         assert torch.equal(stream.hidden, hidden)
         assert error(stream.pending, expected) < 1e-6
@@ -243,25 +276,38 @@ class TestOnACard:
         [(0, torch.float32), (0, torch.bfloat16), (16, torch.float32), (16, torch.bfloat16),
          (32, torch.float16), (64, torch.bfloat16), (128, torch.bfloat16)],
     )  # fmt: skip
-    def test_products(self, tile, dtype):
+    @GATES
+    def test_products(self, tile, dtype, gate):
         """With outputs and columns that no tile divides."""
         tokens, size, width = (19, 144, 80) if tile else (2, 72, 40)
         x = draw(tokens, size, dtype=dtype)
-        gate_up, down = matrices(4, size, width, dtype)
+        by = plain(4, size, width, dtype, gate=gate)
         routing = triton_route.route(draw(tokens, 4, dtype=dtype, seed=3), 2, True, tile)
-        gated = products.expert_gated_linear(x, gate_up, routing)
-        assert error(gated, reference.expert_gated_linear(x, gate_up, routing)) < CLOSE[dtype]
-        partials = products.expert_linear(gated, down, routing)
+        first, last = (by.gate_up, routing, by.gate_up_bias, gate), (by.down, routing, by.down_bias)
+        gated = products.expert_gated_linear(x, *first)
+        assert error(gated, reference.expert_gated_linear(x, *first)) < CLOSE[dtype]
+        partials = products.expert_linear(gated, *last)
         assert partials.shape == (2, tokens, size)
-        assert error(partials, reference.expert_linear(gated, down, routing)) < CLOSE[dtype]
+        assert error(partials, reference.expert_linear(gated, *last)) < CLOSE[dtype]
         whole = products.sum_partials(partials)
         assert torch.equal(whole, reference.sum_partials(partials))
-        assert error(whole, truth(x, gate_up, down, routing)) < CLOSE[dtype]
+        assert error(whole, truth(x, by, routing)) < CLOSE[dtype]
+
+    @on_device
+    @pytest.mark.parametrize("tile", [0, 16])
+    def test_nan_stays_nan(self, tile):
+        by = plain(2, 32, 16, torch.float32, gate=CLAMPED)
+        x = draw(3, 32)
+        x[1] = float("nan")
+        routing = triton_route.route(draw(3, 2, seed=3), 2, True, tile)
+        first = (by.gate_up, routing, by.gate_up_bias, CLAMPED)
+        is_nan = products.expert_gated_linear(x, *first).isnan()
+        assert is_nan[1].all()
+        assert not is_nan[[0, 2]].any()
 
     @on_device
     def test_no_token(self):
-        gate_up, down = matrices(4, 32, 16, torch.float32)
-        experts = weight.dense_experts(gate_up, down)
+        experts = weight.dense_experts(plain(4, 32, 16, torch.float32))
         for tile in (0, 16):
             routing = triton_route.route(draw(0, 4), 2, True, tile)
             assert experts.partials(draw(0, 32), routing).shape == (2, 0, 32)
@@ -273,7 +319,7 @@ class TestOnACard:
         monkeypatch.setattr(weight, "expert_gated_linear", products.expert_gated_linear)
         monkeypatch.setattr(weight, "expert_linear", products.expert_linear)
         x, logits = draw(90, 64, dtype=dtype), draw(90, 4, dtype=dtype, seed=3)
-        experts = weight.batch_invariant_experts(*matrices(4, 64, 32, dtype))
+        experts = weight.batch_invariant_experts(plain(4, 64, 32, dtype))
 
         def partials(some):
             return experts.partials(x[some], experts.route(logits[some], 2, True))
@@ -301,7 +347,7 @@ class TestOnACard:
         monkeypatch.setattr(weight, "route", triton_route.route)
         monkeypatch.setattr(weight, "expert_gated_linear", products.expert_gated_linear)
         monkeypatch.setattr(weight, "expert_linear", products.expert_linear)
-        experts = getattr(weight, name)(*matrices(4, 32, 16, torch.float32))
+        experts = getattr(weight, name)(plain(4, 32, 16, torch.float32))
         x, logits = draw(tokens, 32), draw(tokens, 4, seed=3)
         launches = []
         run = interpreter.GridExecutor.__call__
@@ -363,17 +409,18 @@ class TestCompilesAheadOfTime:
     @pytest.mark.parametrize(
         ("gated", "outputs", "columns"), [(True, 768, 2048), (False, 2048, 768)]
     )
-    def test_few(self, gated, outputs, columns, capability):
+    @GATES
+    def test_few(self, gated, outputs, columns, gate, capability):
         rows, block_k = few.program_shape(outputs, columns, gated)
         pointers = {"x": "*bf16", "weight": "*bf16", "experts": "*i32", "scales": "*bf16",
                     "out": "*bf16"}  # fmt: skip
         compiled = compile_for(
             few.few_kernel,
-            pointers | {"num_entries": "i32"},
-            {"N": outputs, "K": columns, "TOP_K": 8, "GATED": gated, "ROWS": rows,
-             "BLOCK_K": block_k, "PDL": capability >= 90},
+            pointers | biased("*bf16", gate) | {"num_entries": "i32"},
+            {"N": outputs, "K": columns, "TOP_K": 8, "ROWS": rows, "BLOCK_K": block_k,
+             "PDL": capability >= 90} | constants(gated, gate),
             capability,
-            divisible=tuple(pointers),
+            divisible=tuple(pointers | biased("*bf16", gate)),
             num_warps=few.WARPS,
         )  # fmt: skip
         assert_fits(compiled, capability)
@@ -385,21 +432,40 @@ class TestCompilesAheadOfTime:
     )
     def test_tiles(self, gated, outputs, columns, tile, capability):
         shape = (triton_tiles.GATED if gated else triton_tiles.DOWN)[tile]
-        check_tiles("*bf16", shape, tile, gated, outputs, columns, capability)
+        check_tiles("*bf16", shape, tile, gated, SWIGLU, outputs, columns, capability)
+
+    # GPT-OSS: gate and up of 2880 from 2880, and back.
+    @pytest.mark.parametrize("gated", [True, False])
+    @pytest.mark.parametrize("tile", [16, 128])
+    def test_tiles_with_biases(self, gated, tile, capability):
+        shape = (triton_tiles.GATED if gated else triton_tiles.DOWN)[tile]
+        check_tiles("*bf16", shape, tile, gated, CLAMPED, 2880, 2880, capability)
 
     def test_tiles_of_fp32(self, capability):
-        check_tiles("*fp32", triton_tiles.SINGLE, 64, True, 768, 2048, capability)
+        check_tiles("*fp32", triton_tiles.SINGLE, 64, True, SWIGLU, 768, 2048, capability)
 
 
-def check_tiles(dtype, shape, tile, gated, outputs, columns, capability):
+def biased(dtype, gate):
+    """The type of a kernel's bias, where its experts have one."""
+    return {} if gate == SWIGLU else {"bias": dtype}
+
+
+def constants(gated, gate):
+    """The constants of a kernel's gate and of a bias that its experts lack."""
+    names = ("GATED", "ALPHA", "LIMIT", "SHIFT")
+    values = dict(zip(names, triton_gate.constants(gate if gated else None), strict=True))
+    return values | ({"bias": None} if gate == SWIGLU else {})
+
+
+def check_tiles(dtype, shape, tile, gated, gate, outputs, columns, capability):
     pointers = {"x": dtype, "weight": dtype, "places": "*i32", "tile_experts": "*i32",
-                "scales": dtype, "out": dtype}  # fmt: skip
+                "scales": dtype, "out": dtype, **biased(dtype, gate)}  # fmt: skip
     compiled = compile_for(
         triton_tiles.tiles_kernel,
         pointers | {"num_tokens": "i32"},
-        {"N": outputs, "K": columns, "TOP_K": 8, "GATED": gated, "BLOCK_M": tile,
-         "BLOCK_N": shape.block_n, "BLOCK_K": shape.block_k, "STAGES": shape.stages,
-         "PDL": capability >= 90},
+        {"N": outputs, "K": columns, "TOP_K": 8, "BLOCK_M": tile, "BLOCK_N": shape.block_n,
+         "BLOCK_K": shape.block_k, "STAGES": shape.stages, "PDL": capability >= 90}
+        | constants(gated, gate),
         capability,
         divisible=tuple(pointers),
         num_warps=shape.warps,

@@ -47,13 +47,19 @@ void route(const T* logits, int32_t* chosen, T* weights, int64_t num_tokens, int
     }
 }
 
+// g sigmoid(alpha g) (u + shift), g at most `limit` and u at most that far from 0.
+struct Gate {
+    float alpha, limit, shift;
+};
+
 // gate_up [E, 2 F, K], gate rows then up rows; down [E, K, F]; K is `size`, F is `width`. In tiles, each
-// expert's matrix is laid out as tiles.h has it.
+// expert's matrix is laid out as tiles.h has it. Biases [E, 2 F] and [E, K] may be null.
 template <typename T>
 struct Experts {
-    const T *gate_up, *down;
+    const T *gate_up, *down, *gate_up_bias, *down_bias;
     int64_t num_experts, size, width;
     int64_t in_tiles;
+    Gate gate;
 };
 
 // Some rows that one expert multiplies.
@@ -61,10 +67,29 @@ struct ExpertRows {
     int64_t expert, first, last;
 };
 
-// Rows x [n, K] by the matrix [N, K] of each row's expert -> out [n, N].
+// x [n, 2 F], gate then up -> out [n, F]. A NaN stays NaN.
 template <typename T>
-void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const T* matrices, T* out,
-                        int64_t num_outputs, int64_t num_columns, bool in_tiles, int threads) {
+void gate_rows(const Gate& by, const T* x, T* out, int64_t num_rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) if (num_rows * width > WORTH_A_THREAD)
+    for (int64_t row = 0; row < num_rows; row++) {
+        const T *gate = x + 2 * row * width, *up = gate + width;
+        Vec limit = splat(by.limit);
+        by_vectors(width, [&](int64_t i, int count) {
+            Vec g = load_some(gate + i, count), u = load_some(up + i, count);
+            g = g > limit ? limit : g;
+            u = u > limit ? limit : u;
+            u = u < -limit ? -limit : u;
+            Vec activated = rounded(g / (1.0f + exponential(-by.alpha * g)), x);
+            store_some(out + row * width + i, activated * (u + by.shift), count);
+        });
+    }
+}
+
+// Rows x [n, K] by the matrix [N, K] of each row's expert, and its bias [N] -> out [n, N].
+template <typename T>
+void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const T* matrices,
+                        const T* biases, T* out, int64_t num_outputs, int64_t num_columns,
+                        bool in_tiles, int threads) {
     int64_t tiles = in_tiles ? tile_pairs_of(num_outputs) : linear_tiles_of(num_outputs);
     int64_t count = int64_t(groups.size()) * tiles;
 #pragma omp parallel num_threads(threads)
@@ -73,7 +98,8 @@ void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const
         for (int64_t i = 0; i < count; i++) {
             const ExpertRows& rows = groups[i / tiles];
             const T* matrix = matrices + rows.expert * num_outputs * num_columns;
-            Product<T> product{x, matrix, nullptr, out, num_outputs, num_columns};
+            const T* bias = biases ? biases + rows.expert * num_outputs : nullptr;
+            Product<T> product{x, matrix, bias, out, num_outputs, num_columns};
             if constexpr (std::is_same_v<T, bf16>) {
                 if (in_tiles) {
                     tile_pair(product, rows.first, rows.last, i % tiles);
@@ -114,9 +140,11 @@ void experts_of_block(const Experts<T>& by, const T* x, const int32_t* chosen, c
     T *gate_up = products + entries * size, *gated = gate_up + entries * 2 * width;
     for (int64_t i = 0; i < entries; i++)
         std::memcpy(rows + row_of[i] * size, x + i / top_k * size, size * sizeof(T));
-    multiply_by_expert(groups, rows, by.gate_up, gate_up, 2 * width, size, by.in_tiles, threads);
-    silu_and_mul(gate_up, gated, entries, width, threads);
-    multiply_by_expert(groups, gated, by.down, products, size, width, by.in_tiles, threads);
+    multiply_by_expert(groups, rows, by.gate_up, by.gate_up_bias, gate_up, 2 * width, size,
+                       by.in_tiles, threads);
+    gate_rows(by.gate, gate_up, gated, entries, width, threads);
+    multiply_by_expert(groups, gated, by.down, by.down_bias, products, size, width, by.in_tiles,
+                       threads);
 #pragma omp parallel for num_threads(threads) if (entries * size > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++)
         by_vectors(size, [&](int64_t i, int count) {

@@ -6,7 +6,8 @@ not depend on the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,35 +44,39 @@ class CppExperts(DenseExperts):
         call: the kernel.
     """
 
-    in_tiles: bool
-    call: Callable[..., None]
+    in_tiles: bool = field(kw_only=True)
+    call: Callable[..., None] = field(kw_only=True)
 
     def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """See `Experts.mix`. The sum over a token's experts is in the same call."""
         if x.dtype != self.down.dtype:
             return super().mix(x, routing)
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-        num_experts, size, width = self.down.shape
+        biases = (None if b is None else b.data_ptr() for b in (self.gate_up_bias, self.down_bias))
+        limit = math.inf if self.gate.limit is None else self.gate.limit
         self.call(
-            *(self.gate_up.data_ptr(), self.down.data_ptr(), num_experts, size, width),
-            *(self.in_tiles, x.data_ptr(), routing.experts.data_ptr(), routing.weights.data_ptr()),
-            *(out.data_ptr(), *routing.experts.shape, torch.get_num_threads()),
+            *(self.gate_up.data_ptr(), self.down.data_ptr(), *biases, *self.down.shape),
+            *(self.in_tiles, self.gate.alpha, limit, self.gate.shift, x.data_ptr()),
+            *(routing.experts.data_ptr(), routing.weights.data_ptr(), out.data_ptr()),
+            *(*routing.experts.shape, torch.get_num_threads()),
         )
         return out
 
 
-def dense_experts(gate_up: torch.Tensor, down: torch.Tensor) -> DenseExperts:
+def dense_experts(plain: DenseExperts) -> DenseExperts:
     """Make experts; see `nv_kernels.linear.experts.weight.dense_experts`."""
-    call = kernel("experts", gate_up.dtype)
-    if call is None or gate_up.dtype != down.dtype:
-        return DenseExperts(gate_up, down)
-    gate_up, down = gate_up.contiguous(), down.contiguous()
-    sizes = (*gate_up.shape[1:], *down.shape[1:])
-    in_tiles = gate_up.dtype == torch.bfloat16 and has_tiles() and not any(n % 32 for n in sizes)
+    tensors = [plain.gate_up, plain.down, plain.gate_up_bias, plain.down_bias]
+    dtype = plain.down.dtype
+    call = kernel("experts", dtype)
+    if call is None or any(each is not None and each.dtype != dtype for each in tensors):
+        return plain
+    assert all(each is None or each.is_contiguous() for each in tensors)
+    sizes = (*plain.gate_up.shape[1:], *plain.down.shape[1:])
+    in_tiles = dtype == torch.bfloat16 and has_tiles() and not any(n % 32 for n in sizes)
     if in_tiles:
-        _into_tiles(gate_up)
-        _into_tiles(down)
-    return CppExperts(gate_up, down, in_tiles, call)
+        _into_tiles(plain.gate_up)
+        _into_tiles(plain.down)
+    return CppExperts(**vars(plain), in_tiles=in_tiles, call=call)
 
 
 batch_invariant_experts = dense_experts

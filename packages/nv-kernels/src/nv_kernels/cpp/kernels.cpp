@@ -50,11 +50,13 @@ FOR_EACH_TYPE(NORM_LINEAR)
 FOR_EACH_TYPE(ROUTE)
 
 #define EXPERTS(T, name)                                                                          \
-    void experts_##name(const T* gate_up, const T* down, int64_t num_experts, int64_t size,       \
-                        int64_t width, int64_t in_tiles, const T* x, const int32_t* chosen,       \
-                        const T* weights, T* out, int64_t num_tokens, int64_t top_k,              \
-                        int threads) {                                                            \
-        Experts<T> by{gate_up, down, num_experts, size, width, in_tiles};                         \
+    void experts_##name(const T* gate_up, const T* down, const T* gate_up_bias,                   \
+                        const T* down_bias, int64_t num_experts, int64_t size, int64_t width,     \
+                        int64_t in_tiles, float alpha, float limit, float shift, const T* x,      \
+                        const int32_t* chosen, const T* weights, T* out, int64_t num_tokens,      \
+                        int64_t top_k, int threads) {                                             \
+        Experts<T> by{gate_up,     down,  gate_up_bias, down_bias,           num_experts,         \
+                      size,        width, in_tiles,     {alpha, limit, shift}};                   \
         experts(by, x, chosen, weights, out, num_tokens, top_k, threads);                         \
     }
 FOR_EACH_TYPE(EXPERTS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from nv_kernels.linear.experts.weight import Experts
+    from nv_kernels.linear.experts.weight import DenseExperts, Experts
     from nv_kernels.linear.weight import Weight
 
 
@@ -49,8 +49,8 @@ class Arithmetic:
         name: "fast" or "batch_invariant".
         attention_backend: the attention backend that it needs; "auto" if any will do.
         weight: makes a weight of loaded values [N, K], laid out as the device multiplies fastest.
-        experts: makes the weights of a mixture of experts of loaded values, [E, 2F, K] and
-            [E, K, F], which it may overwrite.
+        experts: makes the weights of a mixture of experts of loaded values, which it may
+            overwrite, laid out as the device multiplies fastest.
         head: makes the weight of the head, [V, E], whose product is `Weight.logits`.
         rank_sum: makes the sum over ranks that ends a layer's products.
     """
@@ -58,7 +58,7 @@ class Arithmetic:
     name: str
     attention_backend: str
     weight: Callable[[torch.Tensor], Weight]
-    experts: Callable[[torch.Tensor, torch.Tensor], Experts]
+    experts: Callable[[DenseExperts], Experts]
     head: Callable[[torch.Tensor], Weight]
     rank_sum: Callable[[RankGroup], RankSum]
 

@@ -56,7 +56,9 @@ class ExpertMLPs(nn.Module):
 
     def finish(self) -> None:
         """Lay the matrices out as the device multiplies fastest, in place where it can be."""
-        self.experts = self.arithmetic.experts(self.gate_up.detach(), self.down.detach())
+        self.experts = self.arithmetic.experts(
+            nk.DenseExperts(self.gate_up.detach(), self.down.detach())
+        )
         del self.gate_up, self.down
 
     def forward(self, x: torch.Tensor, logits: torch.Tensor, stream: nk.Stream) -> nk.Stream:

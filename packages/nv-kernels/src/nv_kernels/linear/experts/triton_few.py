@@ -17,10 +17,12 @@ import triton.language as tl
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.linear.experts.triton_gate import constants, gated
 
 if TYPE_CHECKING:
     import torch
 
+    from nv_kernels.linear.experts.gate import Gate
     from nv_kernels.linear.experts.routing import Routing
 
 WARPS = 4
@@ -53,14 +55,15 @@ def _rows(
 
 @triton.jit(do_not_specialize=["num_entries"])
 def few_kernel(
-    x, weight, experts, scales, out, num_entries,
+    x, weight, bias, experts, scales, out, num_entries,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS of an entry's N outputs.
 
-    GATED: x [T, K], weight [E, 2N, K] -> silu(gate) * up [T, k, N]. Else: x [T, k, K], weight
-    [E, N, K] -> partials [k, T, N], multiplied by the routing's weights.
+    GATED: x [T, K], weight [E, 2N, K], bias [E, 2N] -> gated [T, k, N]. Else: x [T, k, K], weight
+    [E, N, K], bias [E, N] -> partials [k, T, N], multiplied by the routing's weights.
     """
     wait_for_previous(PDL)
     EVEN_N: tl.constexpr = N % ROWS == 0
@@ -83,8 +86,14 @@ def few_kernel(
         if GATED:
             up_sums += _rows(matrix + N * K, rows, first + at, N, K, EVEN_N, EVEN_K) * values
     y = tl.sum(sums, 1)
+    if bias is not None:
+        added = bias + expert * (2 * N if GATED else N) + rows
+        y += tl.load(added, mask=rows < N, other=0.0).to(tl.float32)
     if GATED:
-        y = y * tl.sigmoid(y) * tl.sum(up_sums, 1)
+        up = tl.sum(up_sums, 1)
+        if bias is not None:
+            up += tl.load(added + N, mask=rows < N, other=0.0).to(tl.float32)
+        y = gated(y, up, ALPHA, LIMIT, SHIFT)
         place = entry.to(tl.int64) * N
     else:
         y = y * tl.load(scales + entry).to(tl.float32)
@@ -94,22 +103,30 @@ def few_kernel(
 
 
 def few(
-    x: torch.Tensor, weight: torch.Tensor, routing: Routing, out: torch.Tensor, *, gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: Routing,
+    out: torch.Tensor,
+    *,
+    gate: Gate | None,
 ) -> None:
     """Multiply each entry by its expert's matrix.
 
     Args:
         x: [T, K] if gated, else [T, k, K].
         weight: [E, 2N, K] if gated, else [E, N, K].
+        bias: [E, 2N] or [E, N], or None.
         routing: of the tokens.
         out: [T, k, N] if gated, else [k, T, N].
-        gated: gate; else multiply by the routing's weights.
+        gate: of the products; None: multiply by the routing's weights.
     """
     num_entries, outputs, columns = routing.experts.numel(), out.shape[2], x.shape[-1]
-    rows, block_k = program_shape(outputs, columns, gated)
+    rows, block_k = program_shape(outputs, columns, gate is not None)
     few_kernel[(num_entries, cdiv(outputs, rows))](
-        x, weight, routing.experts, routing.weights, out, num_entries, outputs, columns,
-        routing.experts.shape[1], gated, rows, block_k, num_warps=WARPS, **dependent_launch(x),
+        x, weight, bias, routing.experts, routing.weights, out, num_entries, outputs, columns,
+        routing.experts.shape[1], *constants(gate), rows, block_k, num_warps=WARPS,
+        **dependent_launch(x),
     )  # fmt: skip
 
 

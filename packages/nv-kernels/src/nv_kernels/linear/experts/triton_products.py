@@ -11,10 +11,12 @@ import triton.language as tl
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.linear.experts.gate import SWIGLU
 from nv_kernels.linear.experts.triton_few import few
 from nv_kernels.linear.experts.triton_tiles import tiles
 
 if TYPE_CHECKING:
+    from nv_kernels.linear.experts.gate import Gate
     from nv_kernels.linear.experts.routing import Routing
 
 BLOCK = 1024
@@ -35,22 +37,30 @@ def sum_partials_kernel(
     tl.store(out + at, total.to(out.dtype.element_ty), mask=mask)
 
 
-def expert_gated_linear(x: torch.Tensor, gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+def expert_gated_linear(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None = None,
+    gate: Gate = SWIGLU,
+) -> torch.Tensor:
     """Multiply and gate; see `nv_kernels.reference.expert_gated_linear`. It rounds only once."""
     out = torch.empty(*routing.experts.shape, gate_up.shape[1] // 2, dtype=x.dtype, device=x.device)
     if out.numel():
         product = tiles if routing.tile else few
-        product(x.contiguous(), gate_up.contiguous(), routing, out, gated=True)
+        product(x.contiguous(), gate_up.contiguous(), bias, routing, out, gate=gate)
     return out
 
 
-def expert_linear(gated: torch.Tensor, down: torch.Tensor, routing: Routing) -> torch.Tensor:
+def expert_linear(
+    gated: torch.Tensor, down: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Multiply; see `nv_kernels.reference.expert_linear`. It rounds only once."""
     num_tokens, top_k = routing.experts.shape
     out = torch.empty(top_k, num_tokens, down.shape[1], dtype=gated.dtype, device=gated.device)
     if out.numel():
         product = tiles if routing.tile else few
-        product(gated.contiguous(), down.contiguous(), routing, out, gated=False)
+        product(gated.contiguous(), down.contiguous(), bias, routing, out, gate=None)
     return out
 
 

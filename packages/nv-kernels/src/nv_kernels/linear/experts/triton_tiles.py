@@ -18,8 +18,10 @@ import triton.language as tl
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.linear.experts.triton_gate import constants, gated
 
 if TYPE_CHECKING:
+    from nv_kernels.linear.experts.gate import Gate
     from nv_kernels.linear.experts.routing import Routing
 
 
@@ -67,17 +69,26 @@ def _dot(tile, rows, sums, SWAP: tl.constexpr):
         return tl.dot(tile, rows.T, sums, input_precision="ieee")
 
 
+@triton.jit
+def _along(values, SWAP: tl.constexpr):
+    """Lay values [N] along sums [M, N], or along [N, M] if SWAP."""
+    if SWAP:
+        return values[:, None]
+    else:
+        return values[None, :]
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def tiles_kernel(
-    x, weight, places, tile_experts, scales, out, num_tokens,
+    x, weight, bias, places, tile_experts, scales, out, num_tokens,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_N of the N outputs of a tile of BLOCK_M entries.
 
-    GATED: x [T, K], weight [E, 2N, K] -> silu(gate) * up [T, k, N]. Else: x [T, k, K], weight
-    [E, N, K] -> partials [k, T, N], multiplied by the routing's weights.
+    GATED: x [T, K], weight [E, 2N, K], bias [E, 2N] -> gated [T, k, N]. Else: x [T, k, K], weight
+    [E, N, K], bias [E, N] -> partials [k, T, N], multiplied by the routing's weights.
     """
     wait_for_previous(PDL)
     SWAP: tl.constexpr = BLOCK_M < 64  # the weight's rows lie along the dot's long side
@@ -109,8 +120,13 @@ def tiles_kernel(
             sums = _dot(values, tl.load(rows + k, mask=inside, other=0.0), sums, SWAP)
             if GATED:
                 ups = _dot(values, tl.load(rows + N * K + k, mask=inside, other=0.0), ups, SWAP)
+    if bias is not None:
+        added = bias + expert * (2 * N if GATED else N) + outputs % N
+        sums += _along(tl.load(added).to(tl.float32), SWAP)
+        if GATED:
+            ups += _along(tl.load(added + N).to(tl.float32), SWAP)
     if GATED:
-        sums = sums * tl.sigmoid(sums) * ups
+        sums = gated(sums, ups, ALPHA, LIMIT, SHIFT)
     if SWAP:
         sums = sums.T
     if GATED:
@@ -125,24 +141,32 @@ def tiles_kernel(
 
 
 def tiles(
-    x: torch.Tensor, weight: torch.Tensor, routing: Routing, out: torch.Tensor, *, gated: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    routing: Routing,
+    out: torch.Tensor,
+    *,
+    gate: Gate | None,
 ) -> None:
     """Multiply each tile of entries by its expert's matrix.
 
     Args:
         x: [T, K] if gated, else [T, k, K].
         weight: [E, 2N, K] if gated, else [E, N, K].
+        bias: [E, 2N] or [E, N], or None.
         routing: of the tokens, with tiles.
         out: [T, k, N] if gated, else [k, T, N].
-        gated: gate; else multiply by the routing's weights.
+        gate: of the products; None: multiply by the routing's weights.
     """
-    shape = SINGLE if x.dtype == torch.float32 else (GATED if gated else DOWN)[routing.tile]
+    by_height = DOWN if gate is None else GATED
+    shape = SINGLE if x.dtype == torch.float32 else by_height[routing.tile]
     assert routing.tile_experts is not None
     num_tokens, top_k = routing.experts.shape
     outputs, columns = out.shape[2], x.shape[-1]
     programs = routing.tile_experts.shape[0] * cdiv(outputs, shape.block_n)
     tiles_kernel[(programs,)](
-        x, weight, routing.places, routing.tile_experts, routing.weights, out, num_tokens, outputs,
-        columns, top_k, gated, routing.tile, shape.block_n, shape.block_k, shape.stages,
-        num_warps=shape.warps, **dependent_launch(x),
+        x, weight, bias, routing.places, routing.tile_experts, routing.weights, out, num_tokens,
+        outputs, columns, top_k, *constants(gate), routing.tile, shape.block_n, shape.block_k,
+        shape.stages, num_warps=shape.warps, **dependent_launch(x),
     )  # fmt: skip

@@ -35,8 +35,8 @@ class TritonExperts(DenseExperts):
 
     def partials(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """See `Experts.partials`."""
-        gated = expert_gated_linear(x, self.gate_up, routing)
-        return expert_linear(gated, self.down, routing)
+        gated = expert_gated_linear(x, self.gate_up, routing, self.gate_up_bias, self.gate)
+        return expert_linear(gated, self.down, routing, self.down_bias)
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def tile_height(num_entries: int, num_experts: int) -> int:
     return min(MOST_TILE, max(LEAST_TILE, mean))
 
 
-def dense_experts(gate_up: torch.Tensor, down: torch.Tensor) -> TritonExperts:
+def dense_experts(plain: DenseExperts) -> TritonExperts:
     """Make experts; see `nv_kernels.linear.experts.weight.dense_experts`."""
-    return TritonExperts(gate_up, down)
+    return TritonExperts(**vars(plain))
 
 
-def batch_invariant_experts(gate_up: torch.Tensor, down: torch.Tensor) -> TritonExperts:
+def batch_invariant_experts(plain: DenseExperts) -> TritonExperts:
     """Make experts; see `nv_kernels.linear.experts.weight.batch_invariant_experts`."""
-    return BatchInvariantTritonExperts(gate_up, down)
+    return BatchInvariantTritonExperts(**vars(plain))

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nv_kernels.linear.experts.gate import SWIGLU
 from nv_kernels.linear.experts.products import expert_gated_linear, expert_linear, sum_partials
 from nv_kernels.linear.experts.routing import route
 from nv_kernels.linear.stream import Stream
@@ -23,6 +24,7 @@ from nv_kernels.op import op
 if TYPE_CHECKING:
     import torch
 
+    from nv_kernels.linear.experts.gate import Gate
     from nv_kernels.linear.experts.routing import Routing
     from nv_kernels.ranks.peers import RankSum
 
@@ -78,27 +80,38 @@ class DenseExperts(Experts):
     Attributes:
         gate_up: [E, 2F, K], gate rows then up rows.
         down: [E, K, F].
+        gate_up_bias: [E, 2F] or None.
+        down_bias: [E, K] or None; of several ranks, one has it.
+        gate: how the products of gate and up become one.
     """
 
     gate_up: torch.Tensor
     down: torch.Tensor
+    gate_up_bias: torch.Tensor | None = None
+    down_bias: torch.Tensor | None = None
+    gate: Gate = SWIGLU
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the matrices."""
+        return self.down.device
 
     def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """See `Experts.mix`."""
-        gated = expert_gated_linear(x, self.gate_up, routing)
-        return sum_partials(expert_linear(gated, self.down, routing))
+        gated = expert_gated_linear(x, self.gate_up, routing, self.gate_up_bias, self.gate)
+        return sum_partials(expert_linear(gated, self.down, routing, self.down_bias))
 
 
 @op(triton="nv_kernels.linear.experts.triton_weight", cpp="nv_kernels.cpp.experts")
-def dense_experts(gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
-    """Make experts of loaded floats [E, 2F, K] and [E, K, F].
+def dense_experts(plain: DenseExperts) -> Experts:
+    """Make the device's fastest experts of loaded floats.
 
-    The device's fastest layout may be made in place: the caller must not use the tensors again.
+    Their layout may be made in place: the caller must not use the tensors again.
     """
-    return DenseExperts(gate_up, down)
+    return plain
 
 
 @op(triton="nv_kernels.linear.experts.triton_weight", cpp="nv_kernels.cpp.experts")
-def batch_invariant_experts(gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
+def batch_invariant_experts(plain: DenseExperts) -> Experts:
     """Make batch-invariant experts of loaded floats; see `dense_experts`."""
-    return DenseExperts(gate_up, down)
+    return plain
