@@ -45,8 +45,10 @@ def test_how_long_a_text_may_be_is_the_engines_business(monkeypatch, folder):
     assert said == []
 
 
-@pytest.mark.parametrize("place", ["/nope", "./nope", "a/b/c", "model.gguf/"])
-def test_a_place_that_is_not_there(place):
+@pytest.mark.parametrize("place", ["{folder}/nope", "./nope", "a/b/c", "model.gguf/"])
+def test_a_place_that_is_not_there(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    place = place.format(folder=tmp_path)
     with pytest.raises(
         FileNotFoundError, match=f"tokenizer {place} is neither a folder nor a hub name"
     ):
