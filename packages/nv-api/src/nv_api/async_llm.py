@@ -49,6 +49,7 @@ from nv_api.start import Prepared, prepare
 from nv_api.tokenizer import Tokenizer, existing
 
 if TYPE_CHECKING:
+    from nv_models import PoolerConfig
     from transformers import PreTrainedTokenizerBase
 
     from nv_api.request import Request
@@ -134,6 +135,11 @@ class AsyncLLM(OneProcess):
     def text(self) -> Tokenizer | None:
         """The tokenizer as nv uses it; None if there is none."""
         return self._known().tokenizer
+
+    @property
+    def pooler(self) -> "PoolerConfig | None":
+        """How prompts are pooled; None: the model generates text."""
+        return self._known().pooler
 
     @property
     def num_unfinished(self) -> int:
@@ -261,16 +267,21 @@ class AsyncLLM(OneProcess):
 
     @VLLM_NAMES.arguments_of
     async def submit(
-        self, prompt: TokenPrompt, sampling_params: SamplingParams | None = None
+        self, prompt: TokenPrompt, params: SamplingParams | PoolingParams | None = None
     ) -> RequestStream:
         """Queue a request, and wait until the engine has accepted it.
+
+        Args:
+            prompt: token ids.
+            params: None: the checkpoint's recommendation for sampling. With PoolingParams the
+                stream's one delta is empty, and `stream.request` is a PooledRequest.
 
         Raises:
             ValueError, NotImplementedError, ImportError: the engine refuses it; as `LLM.generate`.
             EngineDead: the engine's process or its device is lost.
         """
         await self.ready()
-        return await self._submit(prompt, sampling_params or self._known().default_params)
+        return await self._submit(prompt, params or self._known().default_params)
 
     async def _submit(
         self, prompt: TokenPrompt, params: SamplingParams | PoolingParams

@@ -35,7 +35,9 @@ class PooledRequest(Request):
     def update(self, update: "SequenceUpdate") -> bool:
         """Apply the one update that there is; True as that is the end."""
         self._rows, self.num_cached_tokens = update.pooled, update.num_cached_tokens
-        return super().update(update)
+        has_ended = super().update(update)
+        self._first_token_time = self._finished_time  # the result is the first news, and the last
+        return has_ended
 
     @property
     def values(self) -> PooledValues:

@@ -5,7 +5,7 @@ embeddings is not made into many floats that no caller reads. Never computes a r
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -32,6 +32,16 @@ class PooledValues(NamedTuple):
             RuntimeError: the request failed; the message is its reason.
         """
         return array("f", self._found().values).tolist()
+
+    def lists(self) -> Iterator[list[float]]:
+        """The values of one row after the other; raises as `floats`."""
+        values, width = array("f", self._found().values), self.width
+        return (values[i : i + width].tolist() for i in range(0, len(values), width))
+
+    @property
+    def content(self) -> bytes:
+        """All values as fp32 in the machine's byte order; raises as `floats`."""
+        return self._found().values
 
     def tensor(self) -> "Tensor":
         """The values as fp32: [width], or [tokens, width]; raises as `floats`."""

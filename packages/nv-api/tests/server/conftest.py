@@ -33,6 +33,8 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "host")
 from nv_api.server import ServeOptions, make_app  # noqa: E402  # after the skip
 from nv_api.server.listening import Listening  # noqa: E402
 from nv_api.server.run import Server  # noqa: E402
+from pooling_models import OPTIONS as POOLING_OPTIONS  # noqa: E402
+from pooling_models import PoolingServer, save  # noqa: E402
 from running_server import RunningServer  # noqa: E402
 from scripted_device import HostThread  # noqa: E402
 
@@ -161,6 +163,7 @@ class ScriptedLLM:
     recommended: dict = field(default_factory=dict)
     loaded: bool = True
     loss: str | None = None
+    pooler: object = None
     aborted: list = field(default_factory=list)
     submitted: list = field(default_factory=list)
     stats: EngineMetrics = field(default_factory=EngineMetrics)
@@ -450,6 +453,24 @@ def served_answers(checkpoint, request):
             server.close()
 
     return answers
+
+
+@pytest.fixture(scope="session")
+def pooling(tmp_path_factory, byte_level):
+    """A server over a tiny model by its kind, and an LLM over the same; each is made once."""
+    found = {}
+
+    def of(kind):
+        if kind not in found:
+            folder = save(kind, tmp_path_factory.mktemp(kind), byte_level)
+            served = PoolingServer(folder)
+            found[kind] = served, nv_api.LLM(str(folder), **POOLING_OPTIONS)
+        return found[kind]
+
+    yield of
+    for served, llm in found.values():
+        llm.close()
+        served.close()
 
 
 @pytest.fixture(scope="module")

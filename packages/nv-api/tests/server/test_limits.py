@@ -266,7 +266,7 @@ def test_openapi_names_every_route(serve):
         "/v1/models", "/v1/models/{name}", "/health", "/ready", "/version", "/load", "/metrics",
         "/", "/page/defaults",
         "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/responses", "/v1/messages",
-        "/v1/messages/count_tokens",
+        "/v1/messages/count_tokens", "/classify", "/pooling",
     } == schema["paths"].keys()  # fmt: skip
     for path in "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages":
         stream = schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]

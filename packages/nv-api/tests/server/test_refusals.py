@@ -221,7 +221,7 @@ def test_unknown_routes_and_methods_are_refused_in_the_same_shape(served):
     assert refusal(served.client.get("/redoc"), 404)
 
 
-@pytest.mark.parametrize("route", ["embeddings", "rerank", "score"])
+@pytest.mark.parametrize("route", ["rerank", "score"])
 def test_pooling_is_refused(served, route):
     assert refusal(served.post(f"/v1/{route}", {"input": "a"}))["code"] == "unsupported"
 

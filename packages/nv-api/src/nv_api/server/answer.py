@@ -1,27 +1,65 @@
-"""Answer: runs a job and sends its result.
+"""Answer: runs a job and sends its result; the way of every route that needs the engine.
 
 Owns the order of a request's life: admitted, tokenized, accepted by the engine, sent. Whatever ends
 it early, its sequences are aborted and its place in the queue is free.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
 
-from nv_engine import SamplingParams
+from nv_engine import PoolingParams, SamplingParams
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nv_api.outputs import CompletionOutput
 from nv_api.prompts import TokenPrompt
+from nv_api.server.answers.form import Events
+from nv_api.server.body import read_body
 from nv_api.server.errors import ApiError
 from nv_api.server.generation import Accepted, Generation, submit
 from nv_api.server.guard import Guard
 from nv_api.server.jobs.job import Job
-from nv_api.server.sampling import fitted
 from nv_api.server.service import LOGGER, Service, service_of
 from nv_api.server.sse import EventStream
+
+Body = TypeVar("Body", bound=BaseModel)
+MakeJob = Callable[[Body, Service, str], Job]
+"""Makes a job of a body, the service and the request's id."""
+
+
+async def generated(request: Request, model: type[Body], make_job: MakeJob[Body]) -> "Answer":
+    """The response of a route that generates text.
+
+    Args:
+        request: of HTTP.
+        model: of its body.
+        make_job: of the body.
+
+    Raises:
+        ApiError: no request can run, the model pools, or the body is wrong.
+    """
+    service = service_of(request)
+    service.lifecycle.check_open()
+    service.check_generates()
+    return await _answer(request, model, make_job)
+
+
+async def pooled(request: Request, model: type[Body], make_job: MakeJob[Body]) -> "Answer":
+    """The response of a route that pools; as `generated`, for the other kind of models."""
+    service = service_of(request)
+    service.lifecycle.check_open()
+    service.check_pools()
+    return await _answer(request, model, make_job)
+
+
+async def _answer(request: Request, model: type[Body], make_job: MakeJob[Body]) -> "Answer":
+    service = service_of(request)
+    asked = await read_body(request, model, service.options.max_body_bytes)
+    return Answer(request, make_job(asked, service, request.state.request_id))
 
 
 class Answer(Response):
@@ -65,41 +103,41 @@ class Answer(Response):
     async def _run(self, guard: Guard, send: Send) -> None:
         service, job = self._service, self._job
         prompts = await job.prompts()
-        max_model_len = service.llm.facts.max_model_len
-        params = [
-            fitted(job.params_of(prompt), len(prompt.token_ids), max_model_len)
-            for prompt in prompts
-        ]
+        params = [job.params_of(prompt) for prompt in prompts]
         try:
             streams = await submit(service.llm, prompts, params)
         except ApiError as error:
             raise await job.explained(error) from error
         accepted = [
-            Accepted(stream, own, service.parsers.thought_tokens(prompt, own.n))
-            for stream, own, prompt in zip(streams, params, prompts, strict=True)
+            Accepted(stream, own, service.parsers.thought_tokens(stream.request))
+            for stream, own in zip(streams, params, strict=True)
         ]
         with (
             Generation(service.llm, accepted, service.metrics, self._arrived_at) as generation,
             self._traced(params, generation),
         ):
-            if job.is_streamed:
-                await self._stream(guard, generation, EventStream(send, self._more_headers))
-            else:
+            events = job.events(generation)
+            if events is None:
                 await self._send_whole(generation, send)
+            else:
+                await self._stream(guard, generation, events, send)
             self._log(prompts, params, generation)
 
     def _traced(
-        self, params: Sequence[SamplingParams], generation: Generation
+        self, params: Sequence[SamplingParams | PoolingParams], generation: Generation
     ) -> AbstractContextManager[None]:
         """Around the request's time in the engine: its span, if the options ask for one."""
         if self._service.tracing is None:
             return nullcontext()
         seconds = asyncio.get_running_loop().time() - self._arrived_at
-        return self._service.tracing.request(self._scope, params, generation, seconds)
+        operation = self._job.operation
+        return self._service.tracing.request(self._scope, operation, params, generation, seconds)
 
-    async def _stream(self, guard: Guard, generation: Generation, stream: EventStream) -> None:
+    async def _stream(
+        self, guard: Guard, generation: Generation, events: Events, send: Send
+    ) -> None:
         """Send events as they come; an error from here on is an event too."""
-        events = self._job.events(generation)
+        stream = EventStream(send, self._more_headers)
 
         async def take(number: int, deltas: Sequence[CompletionOutput]) -> None:
             new = b"".join([events.push(number, delta) for delta in deltas])
@@ -134,7 +172,7 @@ class Answer(Response):
                 whole.push(number, delta)
 
         await generation.run(take)
-        body = whole.body(generation.usage())
+        body = await whole.body(generation.usage())
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -146,7 +184,7 @@ class Answer(Response):
     def _log(
         self,
         prompts: Sequence[TokenPrompt],
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | PoolingParams],
         generation: Generation,
     ) -> None:
         """One line for a request, if the options ask for it."""

@@ -29,16 +29,22 @@ from nv_api.server.middleware.keys import Keys
 from nv_api.server.middleware.request_ids import RequestIds, id_headers
 from nv_api.server.options import ServeOptions
 from nv_api.server.protocol.chat import ChatChunk, ChatRequest
+from nv_api.server.protocol.classify import ClassifyRequest
 from nv_api.server.protocol.completions import CompletionChunk, CompletionRequest
+from nv_api.server.protocol.embeddings import EmbeddingsRequest
 from nv_api.server.protocol.messages import CountTokensRequest, MessageEvent, MessagesRequest
+from nv_api.server.protocol.pooling import PoolingRequest
 from nv_api.server.protocol.responses import ResponseEvent, ResponsesRequest
 from nv_api.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from nv_api.server.routes import (
     chat,
+    classify,
     completions,
+    embeddings,
     messages,
     models,
     page,
+    pooling,
     responses,
     status,
     tokenize,
@@ -56,10 +62,19 @@ BODIES: Sequence[type[BaseModel]] = (
     MessagesRequest,
     MessageEvent,
     CountTokensRequest,
+    EmbeddingsRequest,
+    ClassifyRequest,
+    PoolingRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
 """Models that /openapi.json has beside those of responses."""
+PARTS = (
+    *(chat, completions, responses, messages),
+    *(embeddings, classify, pooling, unsupported),
+    *(models, tokenize, status, page),
+)
+"""Of the app; each has the routes of one noun."""
 CLIENT_LEFT = 499
 """The status of a response that nobody reads; nginx's."""
 EXPOSED = ("x-request-id", "x-ignored-fields", "retry-after")
@@ -93,10 +108,7 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.service = service
-    parts = (
-        chat, completions, responses, messages, models, tokenize, status, unsupported, page,
-    )  # fmt: skip
-    for part in parts:
+    for part in PARTS:
         app.include_router(part.router)
     app.add_api_route("/openapi.json", _describe, include_in_schema=False)
     return app

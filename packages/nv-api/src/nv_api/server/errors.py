@@ -150,5 +150,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         raise error.renamed(names) from error
 
 
-_SHORT_NAMES = frozenset({"n", "temperature", "seed", "stop", "logprobs"})
-"""Fields of SamplingParams without an underscore, which could be the first word of any sentence."""
+_SHORT_NAMES = frozenset(
+    {"n", "temperature", "seed", "stop", "logprobs", "dimensions", "normalize"}
+)
+"""Fields of parameters without an underscore, which could be the first word of any sentence."""

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nv_engine import SamplingParams
+from nv_engine import ModelFacts, PoolingParams, SamplingParams
+from nv_engine.validation import numbered, plain_prompt
 
 from nv_api.outputs import CompletionOutput
 from nv_api.prompts import TokenPrompt
@@ -48,7 +49,7 @@ class Accepted(NamedTuple):
     """A prompt that the engine runs."""
 
     stream: ServedStream
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
     thoughts: Sequence[ThoughtTokens]
     """Counters of its completions; [] where they cannot think."""
 
@@ -70,8 +71,8 @@ class Generation:
         self._prompts = prompts
         self._metrics = metrics
         self._timings = [
-            Timing(metrics, arrived_at, len(each.stream.request.prompt.token_ids), each.params.n)
-            for each in prompts
+            Timing(metrics, arrived_at, len(each.prompt.token_ids), len(each.completions))
+            for each in self.requests
         ]
 
     def __enter__(self) -> "Generation":
@@ -131,17 +132,21 @@ class Generation:
             if self._llm.loss is None:
                 raise
             raise lost(self._llm.loss) from error
-        timing.end(params.max_tokens, stream.request.metrics)
+        max_tokens = params.max_tokens if isinstance(params, SamplingParams) else None
+        timing.end(max_tokens, stream.request.metrics)
 
 
 async def submit(
-    llm: ServedLLM, prompts: Sequence[TokenPrompt], params: Sequence[SamplingParams]
+    llm: ServedLLM,
+    prompts: Sequence[TokenPrompt],
+    params: Sequence[SamplingParams | PoolingParams],
 ) -> list[ServedStream]:
     """Send prompts to the engine, and return once it has accepted all of them.
 
     Raises:
         ApiError: 400, it refuses one; then it runs none of them. 503, it is lost.
     """
+    _check_all(prompts, llm.facts)
     tasks = [
         asyncio.ensure_future(llm.submit(prompt, own))
         for prompt, own in zip(prompts, params, strict=True)
@@ -157,6 +162,15 @@ async def submit(
         if isinstance(error, RuntimeError) and llm.loss is not None:
             raise lost(llm.loss) from error
         raise
+
+
+def _check_all(prompts: Sequence[TokenPrompt], facts: ModelFacts) -> None:
+    """Refuse several prompts before the engine gets the first, which it would run meanwhile."""
+    checked: list[list[int]] = []
+    if len(prompts) > 1:
+        with refusals("prompt"), numbered(checked, len(prompts)):
+            for prompt in prompts:
+                checked.append(plain_prompt(prompt.token_ids, facts, plain=True))  # noqa: PERF401
 
 
 def _abort(task: "asyncio.Future[ServedStream]") -> None:

@@ -6,7 +6,8 @@ Owns the protocol alone.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from nv_engine import EngineMetrics, ModelFacts, SamplingParams
+from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
+from nv_models import PoolerConfig
 
 from nv_api.conversation import Rendering
 from nv_api.outputs import CompletionOutput
@@ -54,6 +55,10 @@ class ServedLLM(Protocol):
     def facts(self) -> ModelFacts:
         """Known once the model is loaded."""
 
+    @property
+    def pooler(self) -> PoolerConfig | None:
+        """How prompts are pooled, known once the model is loaded; None: it generates text."""
+
     def get_default_sampling_params(self) -> SamplingParams:
         """A copy of the checkpoint's recommendation."""
 
@@ -64,7 +69,9 @@ class ServedLLM(Protocol):
     async def ready(self) -> None:
         """Wait until the model is loaded; raises what the load raised."""
 
-    async def submit(self, prompt: TokenPrompt, params: SamplingParams) -> ServedStream:
+    async def submit(
+        self, prompt: TokenPrompt, params: SamplingParams | PoolingParams
+    ) -> ServedStream:
         """Return once the engine has accepted the request.
 
         Raises:

@@ -37,6 +37,20 @@ def conversation(messages: list[Json]) -> list[Json]:
     return _joined(checked)
 
 
+def check_no_template(given: object) -> None:
+    """Refuse a request's own template.
+
+    Raises:
+        ApiError: 400, it has one.
+    """
+    if given is not None:
+        raise unsupported(
+            "chat_template is not taken from a request: a template is a program, so start the "
+            "server with --chat-template",
+            "chat_template",
+        )
+
+
 def check_rendered(messages: list[Json], prompt: TokenPrompt) -> None:
     """Check that a template has not dropped a system message that comes late.
 

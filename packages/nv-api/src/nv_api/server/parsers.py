@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nv_api.prompts import TokenPrompt
+from nv_api.request import Request
 from nv_api.said import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
@@ -64,11 +65,12 @@ class Parsers:
             return prompt
         return prompt._replace(place=self.thoughts.place_after(prompt.text or ""))
 
-    def thought_tokens(self, prompt: TokenPrompt, num_completions: int) -> list[ThoughtTokens]:
+    def thought_tokens(self, request: Request) -> list[ThoughtTokens]:
         """Counters of the completions of a prompt that has its place; [] if they cannot think."""
-        if self.token_text is None or prompt.place in (None, Place.AFTER):
+        place = request.prompt.place
+        if self.token_text is None or place in (None, Place.AFTER):
             return []
-        return [ThoughtTokens(prompt.place, self.token_text) for _ in range(num_completions)]
+        return [ThoughtTokens(place, self.token_text) for _ in request.completions]
 
     def speech(
         self, prompt: TokenPrompt, functions: Sequence[Function], *, is_forced: bool

@@ -125,6 +125,9 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # the collector need not walk over what was loaded
         LOGGER.info("ready: %s serves %s", self._place, ", ".join(self._service.options.names))
+        if (routes := self._service.abilities.routes) != ():
+            LOGGER.info("the model pools: %s", ", ".join(routes))
+            return
         LOGGER.info("parsers: %s", self._service.parsers)
         LOGGER.info("fields that a request leaves out: %s", _shown(self._service.default_params))
 

@@ -12,11 +12,13 @@ from functools import cached_property
 
 from nv_engine import SamplingParams
 from nv_engine.values import shown
+from nv_models import PoolerConfig
 from starlette.requests import Request
 
 from nv_api.sentences import USER_ERRORS
+from nv_api.server.abilities import Abilities
 from nv_api.server.admission import Admission
-from nv_api.server.errors import INVALID, ApiError
+from nv_api.server.errors import INVALID, ApiError, unsupported
 from nv_api.server.lifecycle import Lifecycle
 from nv_api.server.llm import ServedLLM
 from nv_api.server.metrics import Metrics
@@ -68,6 +70,29 @@ class Service:
     def parsers(self) -> Parsers:
         """Of the model, once it is loaded."""
         return Parsers.of(self.llm.text, self.options)
+
+    @property
+    def abilities(self) -> Abilities:
+        """Of the model, once it is loaded."""
+        pooler = self.llm.pooler
+        return Abilities(() if pooler is None else pooler.tasks)
+
+    @property
+    def pooler(self) -> PoolerConfig:
+        """Of a model that pools."""
+        pooler = self.llm.pooler
+        assert pooler is not None, "checked by `check_pools`"
+        return pooler
+
+    def check_generates(self) -> None:
+        """Raise a 400 if the model pools."""
+        if (problem := self.abilities.no_text) is not None:
+            raise unsupported(problem)
+
+    def check_pools(self) -> None:
+        """Raise a 400 if the model generates text."""
+        if (problem := self.abilities.no_pooling) is not None:
+            raise unsupported(problem)
 
     def name_of(self, asked: str | None) -> str:
         """The model's name in a response: the one that was asked for, or the first.

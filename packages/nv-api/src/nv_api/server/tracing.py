@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from nv_engine import SamplingParams
+from nv_engine import PoolingParams, SamplingParams
 from nv_engine.values import shown
 from starlette.types import Scope
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from nv_api.server.generation import Generation
 
 DEFAULT_PATH = "/v1/traces"
-COMPLETIONS = "/v1/completions"
 CLOSING_SECONDS = 2.0
 """Longest wait for the collector at the server's end."""
 UNFINISHED = (None, "abort", "error")
@@ -88,7 +87,8 @@ class Tracing:
     def request(
         self,
         scope: Scope,
-        params: Sequence[SamplingParams],
+        operation: str,
+        params: Sequence[SamplingParams | PoolingParams],
         generation: "Generation",
         seconds: float,
     ) -> Iterator[None]:
@@ -96,6 +96,7 @@ class Tracing:
 
         Args:
             scope: of ASGI; its headers may name the span that this one is a part of.
+            operation: what is done, such as "chat".
             params: of its prompts.
             generation: its prompts in the engine.
             seconds: since it arrived.
@@ -104,12 +105,13 @@ class Tracing:
         try:
             yield
         finally:
-            self._record(scope, params, generation, arrived_at)
+            self._record(scope, operation, params, generation, arrived_at)
 
     def _record(
         self,
         scope: Scope,
-        params: Sequence[SamplingParams],
+        operation: str,
+        params: Sequence[SamplingParams | PoolingParams],
         generation: "Generation",
         arrived_at: float,
     ) -> None:
@@ -118,8 +120,6 @@ class Tracing:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        is_completion = scope["path"].endswith(COMPLETIONS)
-        operation = "text_completion" if is_completion else "chat"
         reasons = [
             completion.finish_reason
             for request in generation.requests
@@ -147,10 +147,19 @@ class Tracing:
         span.end()
 
 
-def _asked(params: SamplingParams, model_name: str) -> dict[str, Any]:
+def _asked(params: SamplingParams | PoolingParams, model_name: str) -> dict[str, Any]:
     """Of the request; fields that have no effect are left out."""
-    found = {
-        "gen_ai.request.model": model_name,
+    found: dict[str, Any] = {"gen_ai.request.model": model_name}
+    if isinstance(params, PoolingParams):
+        found |= {"gen_ai.embeddings.dimension.count": params.dimensions}
+    else:
+        found |= _sampled(params)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _sampled(params: SamplingParams) -> dict[str, Any]:
+    """How tokens are drawn."""
+    return {
         "gen_ai.request.choice.count": params.n,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
@@ -160,7 +169,6 @@ def _asked(params: SamplingParams, model_name: str) -> dict[str, Any]:
         "gen_ai.request.presence_penalty": params.presence_penalty or None,
         "gen_ai.request.seed": params.seed,
     }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def _usage(generation: "Generation") -> dict[str, int]:

@@ -57,6 +57,7 @@ class PoolerConfig:
         activates: whether it does so for a request that does not say.
         tasks: what the model can do, in vLLM's names.
         num_labels: of a classifier; 0 of an embedding model.
+        labels: their names, in order.
         has_bias: whether a classifier's `score` has a bias.
         label_tokens: tokens whose rows of a head for tokens are a classifier's weights. (): the
             checkpoint has `score.weight`.
@@ -76,6 +77,7 @@ class PoolerConfig:
     activates: bool
     tasks: tuple[str, ...]
     num_labels: int = 0
+    labels: tuple[str, ...] = ()
     has_bias: bool = False
     label_tokens: tuple[int, ...] = ()
     is_two_way: bool = False

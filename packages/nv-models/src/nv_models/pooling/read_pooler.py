@@ -154,12 +154,19 @@ def _classifier(
         activates=True,
         tasks=("score", *tasks) if num_labels == 1 and not of_tokens else tasks,
         num_labels=num_labels,
+        labels=_labels(raw, num_labels),
         has_bias=of_tokens,
         label_tokens=tokens.ids,
         is_two_way=tokens.is_two_way,
         label_source="model.embed_tokens.weight" if tied else "lm_head.weight",
         vocab_size=config.vocab_size,
     )
+
+
+def _labels(raw: Mapping[str, Any], num_labels: int) -> tuple[str, ...]:
+    """Names of labels; one without a name has the name that transformers gives it."""
+    names = table(raw, "id2label")
+    return tuple(str(names.get(str(i), f"LABEL_{i}")) for i in range(num_labels))
 
 
 def _num_labels(raw: Mapping[str, Any]) -> int:

@@ -299,7 +299,7 @@ class ChatWhole:
         choice.logprobs += self._form.logprobs(delta) or []
         choice.finish_reason, choice.stop_reason = said.finish_reason, delta.stop_reason
 
-    def body(self, usage: Usage) -> bytes:
+    async def body(self, usage: Usage) -> bytes:
         """The response as JSON."""
         head = self._form.head
         whole = {

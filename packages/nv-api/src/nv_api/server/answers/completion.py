@@ -224,7 +224,7 @@ class CompletionWhole:
         index = self._choices.index(number, delta)
         self._pieces[index].append(self._choices.piece(number, delta))
 
-    def body(self, usage: Usage) -> bytes:
+    async def body(self, usage: Usage) -> bytes:
         """The response as JSON."""
         choices = [self._fields(index, pieces) for index, pieces in enumerate(self._pieces)]
         head = self._form.head.fields(KIND)

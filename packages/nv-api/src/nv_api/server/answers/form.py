@@ -60,8 +60,8 @@ class Whole(Protocol):
     def push(self, number: int, delta: CompletionOutput) -> None:
         """Add what is new of a completion of a prompt."""
 
-    def body(self, usage: Usage) -> bytes:
-        """The response as JSON."""
+    async def body(self, usage: Usage) -> bytes:
+        """The response as JSON; a long one is made beside the event loop."""
 
 
 class EndsWithDone:

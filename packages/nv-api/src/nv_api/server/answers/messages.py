@@ -103,7 +103,7 @@ class MessageWhole:
         """Add a delta."""
         self._progress.push(delta)
 
-    def body(self, usage: Usage) -> bytes:
+    async def body(self, usage: Usage) -> bytes:
         """The answer as JSON."""
         progress = self._progress
         return orjson.dumps(self._form.message(usage, progress.blocks, progress.stop))

@@ -124,7 +124,7 @@ class ResponseWhole:
         """Add a delta."""
         self._progress.push(delta)
 
-    def body(self, usage: Usage) -> bytes:
+    async def body(self, usage: Usage) -> bytes:
         """The response as JSON."""
         return orjson.dumps(self._form.response(self._progress.status, self._progress.items, usage))
 

@@ -18,10 +18,10 @@ from nv_api.server.demand import demand_of, own_demand
 from nv_api.server.errors import ApiError, invalid, refusals, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.jobs.job import ignored_fields
-from nv_api.server.messages import check_rendered, conversation
+from nv_api.server.messages import check_no_template, check_rendered, conversation
 from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.chat import ChatRequest
-from nv_api.server.sampling import sampling_params
+from nv_api.server.sampling import fitted, sampling_params
 from nv_api.server.service import Service
 from nv_api.server.tools import tools_of
 
@@ -42,6 +42,8 @@ class ChatJob:
         ApiError: 400 or 404, a field is wrong.
     """
 
+    operation = "chat"
+
     def __init__(self, asked: ChatRequest, service: Service, request_id: str) -> None:
         _check_built(asked)
         self._asked = asked
@@ -61,7 +63,6 @@ class ChatJob:
         self._tools = tools_of(asked)
         self._demand = demand_of(asked, self._tools, service.parsers, service.options)
         self._sent: StructuredOutputsParams | None = None
-        self.is_streamed = bool(asked.stream)
         self.ignored = ignored_fields(asked)
         self.params = self._params()
         self.num_sequences = self.params.n
@@ -80,12 +81,11 @@ class ChatJob:
         own = self.params.structured_outputs
         if own is not None and place is not Place.AFTER:
             self._demand = own_demand(own)
-        if self._demand is None:
-            return self.params
         params = self.params.clone()
-        self._sent = self._demand.params(place, self._service.parsers.tags)
-        params.structured_outputs = self._sent
-        return params
+        if self._demand is not None:
+            self._sent = self._demand.params(place, self._service.parsers.tags)
+            params.structured_outputs = self._sent
+        return fitted(params, len(prompt.token_ids), self._service.llm.facts.max_model_len)
 
     async def explained(self, error: ApiError) -> ApiError:
         """With the name of the field whose schema is wrong."""
@@ -93,8 +93,10 @@ class ChatJob:
             return error
         return await self._demand.explained(error, self._sent)
 
-    def events(self, generation: Generation) -> ChatEvents:
-        """The streamed answer."""
+    def events(self, generation: Generation) -> ChatEvents | None:
+        """The streamed answer, if that is asked for."""
+        if not self._asked.stream:
+            return None
         (request,) = generation.requests
         return ChatEvents(self._form(request.prompt), request, generation.usage)
 
@@ -200,12 +202,7 @@ def _check_built(asked: ChatRequest) -> None:
     Raises:
         ApiError: 400.
     """
-    if asked.chat_template is not None:
-        raise unsupported(
-            "chat_template is not taken from a request: a template is a program, so start the "
-            "server with --chat-template",
-            "chat_template",
-        )
+    check_no_template(asked.chat_template)
     for name in LACKING:
         if getattr(asked, name) is not None:
             advice = INSTEAD.get(name, "leave it out")

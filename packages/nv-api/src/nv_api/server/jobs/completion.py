@@ -1,16 +1,13 @@
 """CompletionJob: a request to /v1/completions.
 
-Owns what its fields mean: the forms of a prompt, and the echo.
+Owns what its fields mean, and the echo.
 """
 
-import asyncio
 from functools import cached_property
-from typing import Any
 
 from nv_engine import SamplingParams
-from nv_engine.values import shown
 
-from nv_api.prompts import Prompt, PromptLike, TokenPrompt, prompt_list
+from nv_api.prompts import TokenPrompt
 from nv_api.said import Place
 from nv_api.said.forms import Tags
 from nv_api.server.answers.completion import CompletionEvents, CompletionForm, CompletionWhole
@@ -18,10 +15,11 @@ from nv_api.server.answers.form import Head
 from nv_api.server.demand import response_demand
 from nv_api.server.errors import ApiError, invalid, refusals, unsupported
 from nv_api.server.generation import Generation
+from nv_api.server.inputs import input_list, tokenized
 from nv_api.server.jobs.job import ignored_fields
 from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.completions import CompletionRequest
-from nv_api.server.sampling import sampling_params
+from nv_api.server.sampling import fitted, sampling_params
 from nv_api.server.service import Service
 
 MAX_TOKENS = 16
@@ -40,6 +38,8 @@ class CompletionJob:
         ApiError: 400 or 404, a field is wrong.
     """
 
+    operation = "text_completion"
+
     def __init__(self, asked: CompletionRequest, service: Service, request_id: str) -> None:
         _check_built(asked)
         self._asked = asked
@@ -53,9 +53,8 @@ class CompletionJob:
             ),
             has_token_ids=bool(asked.return_token_ids),
         )
-        self._prompts = _prompts(asked.prompt)
+        self._prompts = input_list(asked.prompt, "prompt")
         self._is_only_echo = asked.max_tokens == 0 and bool(asked.echo)
-        self.is_streamed = bool(asked.stream)
         self.ignored = ignored_fields(asked)
         self._demand = response_demand(asked, service.options)
         self.params = self._params()
@@ -64,15 +63,16 @@ class CompletionJob:
     async def prompts(self) -> list[TokenPrompt]:
         """The prompts, tokenized."""
         with refusals("prompt"):
-            if self._asked.add_special_tokens is False:
-                prompts = await asyncio.to_thread(self._without_special_tokens)
-            else:
-                prompts = await self._service.llm.tokenize([_like(each) for each in self._prompts])
+            prompts = await tokenized(
+                self._service.llm,
+                self._prompts,
+                adds_special_tokens=self._asked.add_special_tokens is not False,
+            )
         return [prompt._replace(cache_salt=self._asked.cache_salt) for prompt in prompts]
 
     def params_of(self, prompt: TokenPrompt) -> SamplingParams:
-        """Those of every prompt."""
-        return self.params
+        """Those of every prompt, and its length."""
+        return fitted(self.params, len(prompt.token_ids), self._service.llm.facts.max_model_len)
 
     async def explained(self, error: ApiError) -> ApiError:
         """With the name response_format, if that is wrong."""
@@ -81,8 +81,10 @@ class CompletionJob:
             return error
         return await self._demand.explained(error, sent)
 
-    def events(self, generation: Generation) -> CompletionEvents:
-        """The streamed answer."""
+    def events(self, generation: Generation) -> CompletionEvents | None:
+        """The streamed answer, if that is asked for."""
+        if not self._asked.stream:
+            return None
         return CompletionEvents(self._form, generation.requests, generation.usage)
 
     def whole(self, generation: Generation) -> CompletionWhole:
@@ -124,44 +126,6 @@ class CompletionJob:
         if self._demand is not None:
             params.structured_outputs = self._demand.params(Place.AFTER, Tags())
         return params
-
-    def _without_special_tokens(self) -> list[TokenPrompt]:
-        """The same, without the tokenizer's first and last special tokens."""
-        tokenizer = self._service.llm.text
-        if tokenizer is None:
-            raise ValueError("prompt is text and there is no tokenizer: send token ids")
-        return [
-            TokenPrompt(prompt.text, prompt.token_ids)
-            if prompt.token_ids is not None
-            else TokenPrompt(
-                prompt.text, tokenizer.encode([prompt.text or ""], add_special_tokens=False)[0]
-            )
-            for prompt in self._prompts
-        ]
-
-
-def _prompts(given: Any) -> list[Prompt]:  # noqa: ANN401
-    """A text, token ids, or a list of either."""
-    are_several = isinstance(given, list) and given and isinstance(given[0], str | list)
-    if not isinstance(given, str) and not (isinstance(given, list) and given):
-        raise invalid(
-            f"prompt is {shown(given)}: it must be a text, a list of token ids, or a list of "
-            "either, and not empty",
-            "prompt",
-        )
-    for each in given if are_several else [given]:
-        if not isinstance(each, str | list):
-            raise invalid(
-                f"prompt has {shown(each)}: every entry must be a text or a list of token ids",
-                "prompt",
-            )
-    with refusals("prompt"):
-        return prompt_list(given)
-
-
-def _like(prompt: Prompt) -> PromptLike:
-    """A prompt as `AsyncLLM` takes it."""
-    return prompt.token_ids if prompt.token_ids is not None else prompt.text or ""
 
 
 def _check_built(asked: CompletionRequest) -> None:

@@ -6,7 +6,7 @@ Owns the protocol alone, and which fields are ignored.
 from collections.abc import Sequence
 from typing import Protocol
 
-from nv_engine import SamplingParams
+from nv_engine import PoolingParams, SamplingParams
 
 from nv_api.prompts import TokenPrompt
 from nv_api.server.answers.form import Events, Whole
@@ -22,17 +22,12 @@ MAX_NAMES = 32
 class Job(Protocol):
     """One request, checked."""
 
+    operation: str
+    """OpenTelemetry's name of what it does."""
+
     @property
     def num_sequences(self) -> int:
         """Prompts times n."""
-
-    @property
-    def params(self) -> SamplingParams:
-        """As the request has them; max_tokens None is the rest of the context."""
-
-    @property
-    def is_streamed(self) -> bool:
-        """The answer is sent as it comes."""
 
     @property
     def ignored(self) -> Sequence[str]:
@@ -41,18 +36,18 @@ class Job(Protocol):
     async def prompts(self) -> list[TokenPrompt]:
         """The prompts, tokenized."""
 
-    def params_of(self, prompt: TokenPrompt) -> SamplingParams:
+    def params_of(self, prompt: TokenPrompt) -> SamplingParams | PoolingParams:
         """The parameters of one prompt, which may have a form that depends on it.
 
         Raises:
-            ApiError: 400, the form is not one.
+            ApiError: 400, the form is not one, or the prompt leaves no room for an answer.
         """
 
     async def explained(self, error: ApiError) -> ApiError:
         """A refusal of the engine, with the field of the request that is wrong."""
 
-    def events(self, generation: Generation) -> Events:
-        """The streamed answer."""
+    def events(self, generation: Generation) -> Events | None:
+        """The streamed answer; None: it is sent in one piece."""
 
     def whole(self, generation: Generation) -> Whole:
         """The answer in one piece."""

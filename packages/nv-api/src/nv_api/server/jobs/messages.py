@@ -56,8 +56,10 @@ class MessagesJob(Translated):
         self._model = service.name_of(asked.model)
         self._request_id = request_id
 
-    def events(self, generation: Generation) -> MessageEvents:
-        """The streamed answer."""
+    def events(self, generation: Generation) -> MessageEvents | None:
+        """The streamed answer, if that is asked for."""
+        if not self._is_streamed:
+            return None
         return MessageEvents(self._form(generation), generation.usage)
 
     def whole(self, generation: Generation) -> MessageWhole:

@@ -66,8 +66,10 @@ class ResponsesJob(Translated):
         self._name = request_id
         self._created_at = int(time.time())
 
-    def events(self, generation: Generation) -> ResponseEvents:
-        """The streamed answer."""
+    def events(self, generation: Generation) -> ResponseEvents | None:
+        """The streamed answer, if that is asked for."""
+        if not self._is_streamed:
+            return None
         return ResponseEvents(self._form(generation))
 
     def whole(self, generation: Generation) -> ResponseWhole:

@@ -33,6 +33,7 @@ class Translated:
         ApiError: 400 or 404, a field is wrong.
     """
 
+    operation = "chat"
     num_sequences = 1
 
     def __init__(
@@ -50,7 +51,7 @@ class Translated:
             self._chat = checked(ChatRequest, given)
             self._job = ChatJob(self._chat, service, request_id)
         self.params = self._job.params
-        self.is_streamed = self._job.is_streamed
+        self._is_streamed = bool(self._chat.stream)
         self.ignored = ignored_fields(asked)
 
     async def prompts(self) -> list[TokenPrompt]:

@@ -1,33 +1,14 @@
 """The shapes of /v1/completions."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import WithJsonSchema
-
-from nv_api.server.protocol.fields import Given, Integer, Sampling, Usage
-
-_TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-Prompts = Annotated[
-    Any,
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TEXT,
-                _IDS,
-                {"type": "array", "items": _TEXT, "minItems": 1},
-                {"type": "array", "items": _IDS, "minItems": 1},
-            ]
-        }
-    ),
-]
-"""A text, token ids, or a list of either; `nv_api.prompts` checks it."""
+from nv_api.server.protocol.fields import Given, Inputs, Integer, Sampling, Usage
 
 
 class CompletionRequest(Sampling):
     """Texts to continue."""
 
-    prompt: Prompts
+    prompt: Inputs
     logprobs: Integer | None = None
     echo: bool | None = None
     """The text, and with `logprobs` its log-probabilities, begin with the prompt's."""

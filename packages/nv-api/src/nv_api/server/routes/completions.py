@@ -4,8 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nv_api.server.answer import Answer
-from nv_api.server.body import read_body
+from nv_api.server.answer import generated
 from nv_api.server.jobs.completion import CompletionJob
 from nv_api.server.protocol.completions import (
     CompletionChunk,
@@ -14,7 +13,6 @@ from nv_api.server.protocol.completions import (
 )
 from nv_api.server.protocol.errors import ErrorEnvelope
 from nv_api.server.routes.described import DONE_DATA, body_of, data_of, errors, stream_of
-from nv_api.server.service import service_of
 
 router = APIRouter()
 
@@ -34,7 +32,4 @@ router = APIRouter()
 )
 async def create_completion(request: Request) -> Response:
     """Continue texts."""
-    service = service_of(request)
-    service.lifecycle.check_open()
-    asked = await read_body(request, CompletionRequest, service.options.max_body_bytes)
-    return Answer(request, CompletionJob(asked, service, request.state.request_id))
+    return await generated(request, CompletionRequest, CompletionJob)

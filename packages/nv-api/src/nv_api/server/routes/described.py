@@ -39,6 +39,16 @@ def body_of(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def json_of(text: str, model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """A response that is a JSON object.
+
+    Args:
+        text: what it is.
+        model: of the object.
+    """
+    return {200: {"model": model, "description": text}}
+
+
 DONE_DATA = {"const": "[DONE]"}
 """The data of the last event of OpenAI's streams."""
 

@@ -4,7 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nv_api.server.answer import Answer
+from nv_api.server.answer import generated
 from nv_api.server.body import read_body
 from nv_api.server.jobs.messages import MessagesJob, count_tokens
 from nv_api.server.protocol.messages import (
@@ -31,10 +31,7 @@ router = APIRouter()
 )
 async def create_message(request: Request) -> Response:
     """Continue a conversation."""
-    service = service_of(request)
-    service.lifecycle.check_open()
-    asked = await read_body(request, MessagesRequest, service.options.max_body_bytes)
-    return Answer(request, MessagesJob(asked, service, request.state.request_id))
+    return await generated(request, MessagesRequest, MessagesJob)
 
 
 @router.post(

@@ -4,8 +4,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from nv_api.server.answer import Answer
-from nv_api.server.body import read_body
+from nv_api.server.answer import generated
 from nv_api.server.jobs.responses import ResponsesJob
 from nv_api.server.protocol.responses import (
     ResponseEvent,
@@ -13,7 +12,6 @@ from nv_api.server.protocol.responses import (
     ResponsesRequest,
 )
 from nv_api.server.routes.described import body_of, data_of, errors, stream_of
-from nv_api.server.service import service_of
 
 router = APIRouter()
 
@@ -25,7 +23,4 @@ router = APIRouter()
 )
 async def create_response(request: Request) -> Response:
     """Continue a conversation; nothing is stored."""
-    service = service_of(request)
-    service.lifecycle.check_open()
-    asked = await read_body(request, ResponsesRequest, service.options.max_body_bytes)
-    return Answer(request, ResponsesJob(asked, service, request.state.request_id))
+    return await generated(request, ResponsesRequest, ResponsesJob)

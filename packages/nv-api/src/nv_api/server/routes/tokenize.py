@@ -8,8 +8,8 @@ from starlette.requests import Request
 from nv_api.conversation import Rendering
 from nv_api.prompts import checked_text
 from nv_api.server.body import read_body
-from nv_api.server.errors import invalid, refusals, unsupported
-from nv_api.server.messages import conversation
+from nv_api.server.errors import invalid, refusals
+from nv_api.server.messages import check_no_template, conversation
 from nv_api.server.protocol.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -90,10 +90,7 @@ async def _of_text(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
 
 
 async def _of_messages(asked: TokenizeRequest, service: Service) -> list[int]:
-    if asked.chat_template is not None:
-        raise unsupported(
-            "chat_template is not taken from a request: leave it out", "chat_template"
-        )
+    check_no_template(asked.chat_template)
     continues = bool(asked.continue_final_message)
     opens = asked.add_generation_prompt
     with refusals("messages"):

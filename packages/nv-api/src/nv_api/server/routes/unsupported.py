@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, /v1/rerank, /v1/score: routes of models that pool, which are not built."""
+"""POST /v1/rerank, /v1/score: routes of models that pool, which are not built."""
 
 from fastapi import APIRouter
 from starlette.responses import Response
@@ -9,7 +9,6 @@ from nv_api.server.routes.described import errors
 router = APIRouter()
 
 
-@router.post("/v1/embeddings", responses=errors(400, 401), response_class=Response)
 @router.post("/v1/rerank", responses=errors(400, 401), response_class=Response)
 @router.post("/v1/score", responses=errors(400, 401), response_class=Response)
 async def pool() -> Response:
