@@ -1,10 +1,12 @@
 """Arguments: vLLM's arguments and members that `LLM` and its methods do not have.
 
-Owns the tables; `nv_engine.names` raises and warns by that of arguments.
+Owns the tables (`nv_engine.names` raises and warns by that of arguments), and the checks that
+several methods share.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from typing import TypeAlias
 
 from nv_engine import EngineConfig, SamplingParams
 from nv_engine.names import ForeignNames
@@ -96,3 +98,42 @@ VLLM_MEMBERS: Mapping[str, str] = {
     "wake_up": MEMORY,
 }
 """vLLM's methods and attributes of `LLM` that ours does not have, and what there is instead."""
+
+
+ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+
+
+def refuse_lora(lora_request: object) -> None:
+    """Raise NotImplementedError if an adapter is asked for."""
+    if lora_request is not None:
+        raise NotImplementedError("lora_request is not built yet: leave it out")
+
+
+def params_list(
+    given: ParamsLike, default: SamplingParams, num_prompts: int
+) -> list[SamplingParams]:
+    """The parameters of each prompt.
+
+    Args:
+        given: one for all prompts, or one per prompt; None: the default.
+        default: what the checkpoint recommends.
+        num_prompts: how many there are.
+
+    Raises:
+        TypeError: something else.
+        ValueError: a list of another length.
+    """
+    if given is None:
+        given = default
+    if isinstance(given, SamplingParams):
+        return [given] * num_prompts
+    if not isinstance(given, Sequence) or not all(
+        isinstance(params, SamplingParams) for params in given
+    ):
+        raise TypeError("sampling_params must be a SamplingParams, or a list of them")
+    if len(given) != num_prompts:
+        raise ValueError(
+            f"there are {num_prompts} prompts and {len(given)} sampling_params: "
+            "give one for all, or one per prompt"
+        )
+    return list(given)

@@ -18,7 +18,7 @@ from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
 from nv_engine.log import LOGGER
 
 from nv_api import options as keywords
-from nv_api.arguments import VLLM_NAMES
+from nv_api.arguments import VLLM_NAMES, params_list
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
 from nv_api.host.client import HostClient
 from nv_api.host.frames import (
@@ -58,6 +58,11 @@ NUM_TEXT_THREADS = 2
 """Templates and long texts are made into ids beside the event loop; the tokenizer releases the
 interpreter meanwhile."""
 CLOSE_SECONDS = 5.0
+CLOSED = "this AsyncLLM is closed: make a new one"
+OTHER_LOOP = (
+    "this AsyncLLM belongs to another event loop, that of its first await: use it and close it "
+    "within one asyncio.run, or make a new one in each"
+)
 DEAD = "the engine's process ended ({}): its log has the reason; start it anew"
 ERRORS = {
     kind.__name__: kind
@@ -71,8 +76,9 @@ T = TypeVar("T")
 class AsyncLLM(OneProcess):
     """A model in a process of its own, for asyncio; names follow vLLM's `AsyncLLM`.
 
-    `LLM` for one event loop: any number of tasks may call it at once. The model loads after the
-    first `await`; `ready` waits for it, and every request does.
+    `LLM` for one event loop, that of the first `await`: any number of its tasks may call it at
+    once. Another loop may only close it, after the first is closed. The model loads after the first
+    `await`; `ready` waits for it, and every request does.
 
     Args:
         model: as of `LLM`.
@@ -96,6 +102,8 @@ class AsyncLLM(OneProcess):
         """Called with each step, once its tokens are in their requests."""
         self.last_sign = time.monotonic()
         """When the host last sent something: at work a step, and idle its counters each second."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_closed = False
         self._prepared: Prepared | None = None
         self._preparing: asyncio.Task[Prepared] | None = None
         self._facts: ModelFacts | None = None
@@ -114,8 +122,10 @@ class AsyncLLM(OneProcess):
 
         Raises:
             ValueError, FileNotFoundError, …: it cannot be loaded; as `LLM`.
-            EngineDead: the engine's process ended.
+            EngineDead: the engine's process ended, or this AsyncLLM is closed.
+            RuntimeError: this AsyncLLM belongs to another event loop.
         """
+        self._enter()
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -262,6 +272,7 @@ class AsyncLLM(OneProcess):
     @VLLM_NAMES.arguments_of
     async def abort(self, request_id: str | int) -> None:
         """End a request, whose outputs end; an unknown or finished one is a no-op."""
+        self._check_loop()
         if stream := self._streams.get(self._names.get(request_id, -1)):
             stream.abort()
 
@@ -281,7 +292,8 @@ class AsyncLLM(OneProcess):
             EngineDead: the engine's process or its device is lost.
         """
         await self.ready()
-        return await self._submit(prompt, params or self._known().default_params)
+        own = params if isinstance(params, PoolingParams) else self._params_of(params)
+        return await self._submit(prompt, own)
 
     async def _submit(
         self, prompt: TokenPrompt, params: SamplingParams | PoolingParams
@@ -328,9 +340,17 @@ class AsyncLLM(OneProcess):
 
     @VLLM_NAMES.arguments_of
     async def close(self) -> None:
-        """Stop the engine; unfinished requests raise EngineDead. A second call is a no-op."""
+        """Stop the engine; unfinished requests raise EngineDead. A second call is a no-op.
+
+        Raises:
+            RuntimeError: this AsyncLLM belongs to another event loop, which is not closed.
+        """
+        if self._loop is not None and self._loop.is_closed():
+            self._leave_loop()
+        self._check_loop()
+        self._is_closed = True
         if self.loss is None:
-            self.loss = "this AsyncLLM is closed: make a new one"
+            self.loss = CLOSED
         self._client.send(Stop())
         self._client.close()
         if self._starting is None:
@@ -355,8 +375,7 @@ class AsyncLLM(OneProcess):
         self, prompt: TokenPrompt, params: SamplingParams | None, name: str | int | None
     ) -> AsyncGenerator[RequestOutput]:
         await self.ready()
-        own = params or self._known().default_params
-        async with self._stream(prompt, own, name) as stream:
+        async with self._stream(prompt, self._params_of(params), name) as stream:
             async for _ in stream:
                 yield stream.request.output(name)
 
@@ -396,10 +415,35 @@ class AsyncLLM(OneProcess):
 
     async def _prepare(self) -> Prepared:
         """Read the model's files, once."""
+        self._enter()
         if self._preparing is None:
             self._preparing = asyncio.create_task(self._in_thread(partial(prepare, self._given)))
         self._prepared = await asyncio.shield(self._preparing)
         return self._prepared
+
+    def _enter(self) -> None:
+        """Let this event loop use it; raises EngineDead if it is closed, and as `_check_loop`."""
+        self._check_loop()
+        if self._is_closed:
+            raise EngineDead(CLOSED)
+        self._loop = asyncio.get_running_loop()
+
+    def _check_loop(self) -> None:
+        """Raise RuntimeError if it belongs to another event loop, where its tasks wait."""
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise RuntimeError(OTHER_LOOP)
+
+    def _leave_loop(self) -> None:
+        """Forget a loop that is closed: nothing of it can be woken any more."""
+        self._loop = None
+        self._client.forget()
+        self._process.end.close()  # its transport cannot
+        self._answers.clear()
+        self._streams.clear()
+
+    def _params_of(self, given: SamplingParams | None) -> SamplingParams:
+        (params,) = params_list(given, self._known().default_params, 1)
+        return params
 
     def _known(self) -> Prepared:
         assert self._prepared is not None, "the model is known: await ready()"

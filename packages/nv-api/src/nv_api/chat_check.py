@@ -6,13 +6,13 @@ of `LLM.chat`: such faults are warnings.
 """
 
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
+from nv_engine.user_line import warn_user
 from nv_models.listing import first_few
 
 from nv_api.chat_losses import losses
@@ -101,11 +101,11 @@ def _check(template: str, subject: str, tokenizer: Tokenizer) -> None:
     """Check one template; `subject` is its name in messages."""
     done, error = _rendered(template)
     if error and subject.startswith(DEFAULT):  # others may need tools or documents
-        _warn(f"{subject} fails on a user's message ({error}): {ADVICE}")
+        warn_user(f"{subject} fails on a user's message ({error}): {ADVICE}")
     for fault in template_faults(template, subject, ADVICE):
-        _warn(fault)
+        warn_user(fault)
     if words := _cut_words(done, tokenizer):
-        _warn(
+        warn_user(
             f"{subject} writes {', '.join(first_few(words))}, which the vocabulary does not have "
             "as single tokens: if the model was not trained with such words cut into several "
             f"tokens, {ADVICE}"
@@ -133,11 +133,6 @@ def template_faults(template: str, subject: str, advice: str) -> list[str]:
             f"model does not see it: {advice}"
         )
     return faults
-
-
-def _warn(sentence: str) -> None:
-    """Warn, at the line of the user that makes an LLM."""
-    warnings.warn(sentence, stacklevel=8)
 
 
 def _rendered(template: str) -> tuple[list[_Rendered], str]:

@@ -4,10 +4,10 @@ Owns the warnings for folders. Those for GGUF files are made where their keys ar
 (`nv_models.checkpoint.gguf.ends`).
 """
 
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from nv_engine.user_line import warn_user
 from nv_models import ModelConfig
 from nv_models.checkpoint.gguf.ends import is_plain_text
 from nv_models.checkpoint.gguf.folder import source_of
@@ -36,12 +36,12 @@ def check_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer, place: P
     for name, token in _named(folder, config, tokenizer, place):
         text = tokenizer.backend.convert_ids_to_tokens(token)
         if isinstance(text, str) and is_plain_text(text):
-            _warn(
+            warn_user(
                 f"{name} is {token}, the token {text!r}, which is a part of ordinary text: an "
                 f"answer ends where it comes; {FIX}"
             )
     if not config.ends(tokenizer.eos_token_ids):
-        _warn(
+        warn_user(
             f"{folder} names no EOS (eos_token_id of config.json and generation_config.json, "
             "eos_token of tokenizer_config.json): texts end at max_tokens or a stop string only; "
             "add it to generation_config.json, or pass stop_token_ids"
@@ -62,8 +62,3 @@ def _named(
         for token in config.eos_token_ids:
             missing = f"{folder / 'config.json'}: eos_token_id is missing, and its default for"
             yield f"{missing} {config.architecture}", token
-
-
-def _warn(sentence: str) -> None:
-    """Warn, at the line of the user that makes an LLM."""
-    warnings.warn(sentence, stacklevel=7)

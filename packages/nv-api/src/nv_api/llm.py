@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from nv_engine import SamplingParams
 
-from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
+from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES, ParamsLike, params_list, refuse_lora
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
 from nv_api.one_process import OneProcess
 from nv_api.outputs import CompletionOutput, RequestOutput
@@ -22,8 +22,6 @@ from nv_api.tokenizer import existing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-ParamsLike = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM(PoolingMethods, OneProcess):
@@ -85,7 +83,7 @@ class LLM(PoolingMethods, OneProcess):
             NotImplementedError: an argument that is not built yet.
         """
         check_use_tqdm(use_tqdm)
-        _refuse_lora(lora_request)
+        refuse_lora(lora_request)
         self._session.check_usable()
         tokenized = tokenize(prompt_list(prompts), self._tokenizer)
         params = self._params_of(sampling_params, len(tokenized))
@@ -130,7 +128,7 @@ class LLM(PoolingMethods, OneProcess):
             TypeError: a value that is not a conversation.
         """
         check_use_tqdm(use_tqdm)
-        _refuse_lora(lora_request)
+        refuse_lora(lora_request)
         rendering = Rendering(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -309,22 +307,4 @@ class LLM(PoolingMethods, OneProcess):
 
     def _params_of(self, given: ParamsLike, num_prompts: int) -> list[SamplingParams]:
         """The parameters of each prompt."""
-        if given is None:
-            given = self._default_params
-        if isinstance(given, SamplingParams):
-            return [given] * num_prompts
-        if not isinstance(given, Sequence) or not all(
-            isinstance(params, SamplingParams) for params in given
-        ):
-            raise TypeError("sampling_params must be a SamplingParams, or a list of them")
-        if len(given) != num_prompts:
-            raise ValueError(
-                f"there are {num_prompts} prompts and {len(given)} sampling_params: "
-                "give one for all, or one per prompt"
-            )
-        return list(given)
-
-
-def _refuse_lora(lora_request: object) -> None:
-    if lora_request is not None:
-        raise NotImplementedError("lora_request is not built yet: leave it out")
+        return params_list(given, self._default_params, num_prompts)

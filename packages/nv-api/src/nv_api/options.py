@@ -4,7 +4,6 @@ Owns the names (ours, their aliases and vLLM's) and the kinds of values: a flag,
 The engine and the tokenizer check the ranges. Never starts anything.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
@@ -13,6 +12,7 @@ from typing import Any
 
 from nv_engine import EngineConfig
 from nv_engine.names import ForeignNames
+from nv_engine.user_line import warn_user
 from nv_engine.values import shown
 
 from nv_api.arguments import SAMPLING
@@ -136,7 +136,7 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     if alone:
         ignored += known.keys() & FOR_RANKS
     if ignored:
-        warnings.warn(f"accepted without effect: {', '.join(sorted(ignored))}", stacklevel=5)
+        warn_user(f"accepted without effect: {', '.join(sorted(ignored))}")
     given = _spelled(known)
     for name in given.keys() & kinds.keys():
         _check_kind(name, given[name], kinds[name])
@@ -154,20 +154,16 @@ def warn_of_length(options: Mapping[str, Any], own: int) -> None:
     """Warn that the user's max_model_len is cut to the model's own length."""
     asked = options.get("max_model_len")
     if asked is not None and asked > own:
-        warnings.warn(
+        warn_user(
             f"max_model_len is {asked} and the model's own length is {own} "
-            f"(max_position_embeddings and the scaling of its rope, in config.json): {own} is used",
-            stacklevel=5,
+            f"(max_position_embeddings and the scaling of its rope, in config.json): {own} is used"
         )
 
 
 def _warn_of_promises(known: Mapping[str, Any]) -> None:
     """Warn that trust_remote_code=True has no effect."""
     if known.get("trust_remote_code"):
-        warnings.warn(
-            "trust_remote_code=True is accepted, and code from a checkpoint is never run",
-            stacklevel=6,
-        )
+        warn_user("trust_remote_code=True is accepted, and code from a checkpoint is never run")
 
 
 def _spelled(known: Mapping[str, Any]) -> dict[str, Any]:

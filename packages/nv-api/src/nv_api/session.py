@@ -5,12 +5,13 @@ user wrote (prompts come tokenized) and never makes text (the processor does).
 """
 
 import threading
-import warnings
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
+
+from nv_engine.user_line import warn_user
 
 from nv_api.collector import CollectorPause
 from nv_api.interrupts import whole_step
@@ -79,6 +80,11 @@ class Session:
         """The engine's counters since it started, and its state now, by name."""
         return asdict(self._engine.metrics)
 
+    @property
+    def num_failed_steps(self) -> int:
+        """Steps that the device failed to run, which ended their requests with "error"."""
+        return self._engine.num_failed_steps
+
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
         self._engine.reset_prefix_cache()
@@ -135,7 +141,7 @@ class Session:
                 pause.end()
                 self._drop(requests)
         ended = [Finished(each, one) for each in requests for one in each.completions]
-        warn_of_errors(ended, stacklevel=6)
+        warn_of_errors(ended)
         return requests
 
     def stream(self, prompt: TokenPrompt, params: "SamplingParams") -> Generator[CompletionOutput]:
@@ -171,7 +177,7 @@ class Session:
         elif not self._kept:
             self.check_usable()
         unwarned, self._num_warned = self._kept[self._num_warned :], len(self._kept)
-        warn_of_errors(unwarned, stacklevel=5)
+        warn_of_errors(unwarned)
         pairs = [(e.request.request_id, list(e.completion.token_ids)) for e in self._kept]
         # one line without a call: after an interrupt the results are kept, or returned
         self._kept, self._num_warned = [], 0; return pairs, num_tokens  # fmt: skip  # noqa: E702
@@ -260,26 +266,19 @@ class Session:
         for request, completion in () if self._warned_of_full_pool else ended:
             if completion.finish_reason == "length" and completion.stop_reason is not None:
                 self._warned_of_full_pool = True
-                warnings.warn(
+                warn_user(
                     f"request {request.request_id} ended with finish_reason 'length' after "
-                    f"{len(completion.token_ids)} tokens: {completion.stop_reason} (warned once)",
-                    stacklevel=4,
+                    f"{len(completion.token_ids)} tokens: {completion.stop_reason} (warned once)"
                 )
                 return
 
 
-def warn_of_errors(ended: Sequence[Finished], *, stacklevel: int) -> None:
-    """Warn how many completions failed, with the first one's request and reason.
-
-    Args:
-        ended: completions that have ended.
-        stacklevel: the user's own line, as `warnings.warn` counts from here.
-    """
+def warn_of_errors(ended: Sequence[Finished]) -> None:
+    """Warn how many of these completions failed, with the first one's request and reason."""
     failed = [each for each in ended if each.completion.finish_reason == "error"]
     if failed:
         request, completion = failed[0]
-        warnings.warn(
+        warn_user(
             f"{len(failed)} completion{'s' if len(failed) > 1 else ''} ended with finish_reason "
-            f"'error', request {request.request_id} first: {completion.stop_reason}",
-            stacklevel=stacklevel,
+            f"'error', request {request.request_id} first: {completion.stop_reason}"
         )

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import inspect
 import time
 
 import pytest
-from nv_api import SamplingParams
+from nv_api import PoolingParams, SamplingParams
 from nv_api.async_llm import AsyncLLM, EngineDead
+from nv_api.prompts import TokenPrompt
 from scripted_device import EOS, ScriptedDevice
 
 PARAMS = SamplingParams(max_tokens=40)
@@ -254,6 +256,96 @@ def test_close_fails_what_is_in_flight_and_may_come_twice(front_end):
         with pytest.raises(EngineDead, match="closed"):
             await task
         assert front_end.hosts[0].device.is_closed
+
+    asyncio.run(main())
+
+
+def calls_of(llm):
+    """Every method that needs the engine."""
+    prompt = TokenPrompt(None, [65])
+    return [
+        llm.ready(), anext(llm.generate("abc", PARAMS)), anext(llm.encode("abc")),
+        anext(llm.chat([{"role": "user", "content": "hi"}], PARAMS)), llm.tokenize(["abc"]),
+        llm.submit(prompt, PARAMS), llm.reset_prefix_cache(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_16_a_closed_front_end_says_so(front_end, is_used):
+    async def main():
+        llm = front_end()
+        if is_used:
+            await llm.ready()
+        await llm.close()
+        for call in calls_of(llm):
+            with pytest.raises(EngineDead, match="this AsyncLLM is closed: make a new one"):
+                await asyncio.wait_for(call, 2)
+        await llm.abort("mine")
+
+    asyncio.run(main())
+
+
+def test_16_another_loop_is_refused_at_once_and_closes_when_the_first_is_closed(front_end):
+    llm = front_end()
+    first = asyncio.new_event_loop()
+    first.run_until_complete(texts_of(llm, "abc"))
+    waiting = llm.generate("abc", PARAMS, "one")
+    first.run_until_complete(anext(waiting))
+
+    async def refused():
+        for call in (*calls_of(llm), llm.abort("one")):
+            with pytest.raises(RuntimeError, match=r"belongs to another event loop.*make a new"):
+                await asyncio.wait_for(call, 2)
+
+    async def closing_is_refused():
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            await llm.close()
+
+    asyncio.run(refused())
+    asyncio.run(closing_is_refused())
+    texts, _ = first.run_until_complete(texts_of(llm, "abcd"))
+    assert texts[-1] == "abcd"
+    first.close()
+    asyncio.run(refused())
+    asyncio.run(asyncio.wait_for(llm.close(), 10))
+    assert front_end.hosts[0].device.is_closed
+    asyncio.run(llm.close())
+
+
+@pytest.mark.parametrize("params", [5, "x", {}, [7], PoolingParams()])
+def test_16_parameters_of_a_wrong_type_are_llm_s_sentence(front_end, params):
+    async def main():
+        async with front_end() as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            messages = [{"role": "user", "content": "hi"}]
+            calls = [anext(llm.generate("abc", params)), anext(llm.chat(messages, params))]
+            if not isinstance(params, PoolingParams):  # which submit takes
+                calls.append(llm.submit(prompt, params))
+            for call in calls:
+                with pytest.raises(TypeError, match="sampling_params must be a SamplingParams"):
+                    await call
+
+    asyncio.run(main())
+
+
+def test_16_methods_look_async_and_still_check_their_arguments(front_end):
+    assert inspect.iscoroutinefunction(AsyncLLM.close)
+    assert inspect.isasyncgenfunction(AsyncLLM.generate)
+    assert not inspect.iscoroutinefunction(AsyncLLM.get_tokenizer)
+
+    async def main():
+        async with front_end() as llm:
+            with pytest.raises(TypeError, match="submit lacks prompt"):
+                await llm.submit()
+            with pytest.raises(TypeError, match="generate has no option 'promt'"):
+                await anext(llm.generate(promt="abc"))
+            for call in (
+                lambda: llm.abort("one", trace_headers={}),
+                lambda: anext(llm.generate("abc", PARAMS, trace_headers={})),
+            ):
+                with pytest.warns(UserWarning, match="without effect: trace_headers") as warned:
+                    await call()
+                assert [each.filename for each in warned] == [__file__]
 
     asyncio.run(main())
 

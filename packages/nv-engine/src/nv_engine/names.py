@@ -4,13 +4,15 @@ Owns the rule and its sentences; each class and method that takes keywords has i
 """
 
 import difflib
-import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field, fields
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from inspect import isasyncgenfunction, iscoroutinefunction
+from typing import Any, ParamSpec, TypeVar, cast
 
 from nv_engine.calls import Shape
+from nv_engine.user_line import warn_user
 from nv_engine.values import plain, shown
 
 ALIKE = 0.75
@@ -84,18 +86,36 @@ class ForeignNames:
         return kind
 
     def arguments_of(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function, made to take these names too, and to say in plain words what is missing."""
+        """A function, made to take these names too, and to say in plain words what is missing.
+
+        A coroutine function stays one, and so does an async generator function: their arguments are
+        checked at the first `await`.
+        """
         shape = Shape.of(function)
+        work: Any = function
 
-        @wraps(function)
-        def call(*args: P.args, **given: P.kwargs) -> R:
-            kept: dict[str, Any] = given
+        def kept(num_placed: int, given: dict[str, Any]) -> dict[str, Any]:
             if not (shape.takes_any_name or shape.names >= given.keys()):
-                kept = self._ours(shape.owner, given, shape.names)
-            shape.check(len(args), kept)
-            return function(*args, **kept)
+                given = self._ours(shape.owner, given, shape.names)
+            shape.check(num_placed, given)
+            return given
 
-        return call
+        async def call_async(*args: Any, **given: Any) -> Any:  # noqa: ANN401
+            return await work(*args, **kept(len(args), given))
+
+        async def generate(*args: Any, **given: Any) -> AsyncGenerator[Any]:  # noqa: ANN401
+            async with aclosing(work(*args, **kept(len(args), given))) as items:
+                async for item in items:
+                    yield item
+
+        def call(*args: P.args, **given: P.kwargs) -> R:
+            return function(*args, **kept(len(args), given))
+
+        if iscoroutinefunction(function):
+            return cast("Callable[P, R]", wraps(function)(call_async))
+        if isasyncgenfunction(function):
+            return cast("Callable[P, R]", wraps(function)(generate))
+        return wraps(function)(call)
 
     def no_arguments_of(self, method: Callable[[T], R]) -> Callable[[T], R]:
         """As `arguments_of`, for a method without arguments whose result must reach its caller.
@@ -117,7 +137,7 @@ class ForeignNames:
     def _ours(self, owner: str, given: Mapping[str, Any], ours: Collection[str]) -> dict[str, Any]:
         """The keywords that are the owner's own; of the others the user's line is warned."""
         ignored = self.ignored(owner, given, ours)
-        warnings.warn(f"accepted without effect: {', '.join(ignored)}", stacklevel=3)
+        warn_user(f"accepted without effect: {', '.join(ignored)}")
         return {name: value for name, value in given.items() if name in ours}
 
     def _check_unbuilt(

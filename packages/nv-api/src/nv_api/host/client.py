@@ -46,6 +46,10 @@ class HostClient(asyncio.Protocol):
         self._transport = None
         self._end()
 
+    def forget(self) -> None:
+        """Drop the connection of a loop that is closed, whose transport cannot close it."""
+        self._transport = None
+
     def send(self, frame: ToHost) -> None:
         """Send a frame; to a host that is gone, nothing."""
         if self._transport is not None:

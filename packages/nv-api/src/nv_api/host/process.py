@@ -53,6 +53,7 @@ def serve(wire: Wire, make_engine: "Callable[[EngineConfig], Engine]") -> bool:
 
     start = _first(wire)
     if start is None:
+        wire.close()
         return True
     try:
         engine = make_engine(start.config)

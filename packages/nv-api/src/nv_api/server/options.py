@@ -4,12 +4,12 @@ Owns the options, their bounds and their defaults; checked once. Never opens a s
 """
 
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nv_engine import SamplingParams, values
+from nv_engine.user_line import warn_user
 from nv_engine.values import shown
 
 from nv_api.chat_check import template_faults
@@ -110,7 +110,7 @@ class ServeOptions:
         if self.chat_template is not None:
             check_templates(self.chat_template, TEMPLATE_OPTION, ADVICE)
             for fault in template_faults(self.chat_template, TEMPLATE_OPTION, ADVICE):
-                warnings.warn(fault, stacklevel=3)
+                warn_user(fault)
         if self.otlp_endpoint is not None:
             self._make("otlp_endpoint", lambda _, text: checked_endpoint(text))
         self._check_override()
