@@ -133,6 +133,22 @@ def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content)
     assert str(place) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model_max_length", "77"), ("model_max_length", [5]), ("model_input_names", 5)],
+)
+@pytest.mark.parametrize("has_json", [True, False])
+def test_16_a_value_of_another_type_is_named(damaged, byte_level, name, value, has_json):
+    place = damaged("tokenizer_config.json", json.dumps({name: value}))
+    if not has_json:
+        byte_level.backend_tokenizer.model.save(str(place))
+        (place / "tokenizer.json").unlink()
+        values = {"tokenizer_class": "GPT2Tokenizer", name: value}
+        (place / "tokenizer_config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=rf"{name} is .*: it must be a (number|list of names)"):
+        load_tokenizer(place)
+
+
 @pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer_config.json"])
 def test_16_a_file_that_is_not_utf8_is_named(damaged, name):
     place = damaged(name, "")

@@ -109,6 +109,20 @@ def test_b01_what_is_put_around_a_text_stands_in_tokenizer_json(written, byte_le
     assert assert_is_its_json(folder)("hello").input_ids[0] == 257
 
 
+@pytest.mark.parametrize("form", ["$A <s>:0", "$A"])
+def test_16_a_post_processor_with_an_id_that_no_token_has_is_refused(
+    written, byte_level, tmp_path, form
+):
+    folder = written(byte_level)
+    words = Words.from_file(str(tmp_path / "tokenizer.json"))
+    words.post_processor = processors.TemplateProcessing(
+        single=form, pair="$A $B:0 <s>:0", special_tokens=[("<s>", 9999)]
+    )
+    words.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"post_processor of .*tokenizer.json adds .* id 9999"):
+        load_tokenizer(folder)
+
+
 def test_b01_a_prompt_is_neither_cut_nor_filled_up(written, byte_level, tmp_path):
     folder = written(byte_level)
     words = Words.from_file(str(tmp_path / "tokenizer.json"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from nv_engine.values import shown
 from nv_models.byte_level import BYTE_OF_CHARACTER
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.hub import download
@@ -82,6 +83,7 @@ def load_tokenizer(
     with TOKENIZERS:
         with _Loading(source):
             backend = tokenizer_of_json(path) if (path / JSON).exists() else _by_class(path)
+            _check_values(backend)
         check_templates(backend.chat_template, source_of(path))
     return backend
 
@@ -95,6 +97,19 @@ def existing(tokenizer: "Tokenizer | None") -> "Tokenizer":
     if tokenizer is None:
         raise ValueError("there is no tokenizer (skip_tokenizer_init=True): leave the option out")
     return tokenizer
+
+
+def _check_values(backend: "PreTrainedTokenizerBase") -> None:
+    """Check values of tokenizer_config.json that transformers would fail on at the first text.
+
+    Raises:
+        ValueError: one of another type.
+    """
+    length, names = backend.model_max_length, backend.model_input_names
+    if not isinstance(length, int | float):
+        raise ValueError(f"model_max_length is {shown(length)}: it must be a number")
+    if not isinstance(names, list | tuple):
+        raise ValueError(f"model_input_names is {shown(names)}: it must be a list of names")
 
 
 def _check_readable(folder: Path) -> None:

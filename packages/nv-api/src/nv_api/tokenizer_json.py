@@ -5,11 +5,11 @@ tokenizer.json and build the rest of the pipeline themselves; with a wrong class
 is garbled. Here the pipeline stays as it is, and the other files only give names.
 """
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nv_engine.user_line import warn_user
 from nv_models.byte_level import BYTE_OF_CHARACTER, TEXT_CHARACTERS
 from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
@@ -47,6 +47,7 @@ def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
     words = _read(folder / JSON)
     labels = Labels.read(folder)
     _add(words, labels.added, folder)
+    _check_ids_around(words, folder / JSON)
     special = _known(words, labels.special, folder)
     matched = {token.content: token for token in words.get_added_tokens_decoder().values()}
     make: Any = PreTrainedTokenizerFast  # untyped
@@ -97,11 +98,10 @@ def _check_vocabulary(words: Tokenizer, file: Path) -> None:
     pairs = TEXT_CHARACTERS.items()
     lost = [f"0x{byte:02X}" for byte, letter in pairs if words.token_to_id(letter) is None]
     if lost:
-        warnings.warn(
+        warn_user(
             f"{file}: the vocabulary has no token for the byte {', '.join(first_few(lost))}, which "
             "vanishes from texts: if the model was trained with such a token, download the file "
-            "again",
-            stacklevel=10,
+            "again"
         )
 
 
@@ -141,14 +141,27 @@ def _add(words: Tokenizer, added: Mapping[int, AddedToken], folder: Path) -> Non
             )
 
 
+def _check_ids_around(words: Tokenizer, file: Path) -> None:
+    """Check the ids that the post-processor adds to a text, and to a pair of texts.
+
+    Raises:
+        ValueError: no token has one of them, so that every prompt would be refused.
+    """
+    ids = {*words.encode("").ids, *words.encode("", "").ids}
+    if unknown := sorted(token for token in ids if words.id_to_token(token) is None):
+        raise ValueError(
+            f"the post_processor of {file} adds the token id {unknown[0]} to texts, which no token "
+            "has: correct it"
+        )
+
+
 def _known(words: Tokenizer, special: Mapping[str, str], folder: Path) -> dict[str, str]:
     """The named tokens that the tokenizer has."""
     unknown = {n: text for n, text in special.items() if words.token_to_id(text) is None}
     if unknown:
         named = ", ".join(f"{name} {text!r}" for name, text in unknown.items())
-        warnings.warn(
+        warn_user(
             f"{folder}: tokenizer_config.json names {named}, which tokenizer.json does not have: "
-            "left out",
-            stacklevel=9,
+            "left out"
         )
     return {name: text for name, text in special.items() if name not in unknown}
