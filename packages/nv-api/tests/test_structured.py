@@ -437,6 +437,13 @@ def test_a_control_that_forbids_all_that_fits_is_an_error_of_that_request_alone(
     check("regex", good.outputs[0])
 
 
+def test_16_a_grammar_that_bad_words_make_impossible_names_both(llm):
+    params = asked("regex", bad_words=["a", "b"])
+    with pytest.warns(UserWarning, match="bad_words, structured_outputs left no token to draw"):
+        (bad,) = run(llm, ["a"], [params])
+    assert bad.outputs[0].stop_reason.startswith("bad_words, structured_outputs left no token")
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

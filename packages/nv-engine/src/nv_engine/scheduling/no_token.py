@@ -36,8 +36,8 @@ def no_token_reason(params: SamplingParams, stop_token_ids: Set[int], *, has_gra
             f"{names} made logits that fp32 cannot hold: give a bias nearer 0, or a penalty "
             "nearer 1"
         )
-    forbidding = params.changed(FORBIDDING)
-    if _forbid_what_they_allow(params, stop_token_ids, has_grammar=has_grammar):
+    forbidding = _forbidding(params)
+    if _can_forbid_all(params, stop_token_ids, has_grammar=has_grammar):
         return (
             f"{', '.join(forbidding)} left no token to draw: allow one that the others do not "
             "forbid"
@@ -56,13 +56,23 @@ def _overflow(params: SamplingParams) -> bool:
     return (LARGE_LOGIT + bias) * max(penalty, 1 / penalty) > LARGEST_FLOAT32
 
 
-def _forbid_what_they_allow(
-    params: SamplingParams, stop_token_ids: Set[int], *, has_grammar: bool
-) -> bool:
-    """True if another parameter, or the grammar, can forbid all of `allowed_token_ids`."""
-    if not params.allowed_token_ids:
+def _forbidding(params: SamplingParams) -> list[str]:
+    """Which of FORBIDDING are given, by the names that the user gave."""
+    own = {"bad_words_token_ids": "bad_words"} if params.bad_words else {}
+    return [own.get(name, name) for name in params.changed(FORBIDDING)]
+
+
+def _can_forbid_all(params: SamplingParams, stop_token_ids: Set[int], *, has_grammar: bool) -> bool:
+    """True if together they can forbid every token.
+
+    A grammar may allow a single token, which bad words or `allowed_token_ids` then forbid.
+    """
+    allowed, words = params.allowed_token_ids, params.bad_words_token_ids or ()
+    if has_grammar:
+        return bool(allowed or words)
+    if not allowed:
         return False
-    forbidden = {word[-1] for word in params.bad_words_token_ids or ()}
+    forbidden = {word[-1] for word in words}
     if params.min_tokens:
         forbidden |= stop_token_ids
-    return has_grammar or forbidden.issuperset(params.allowed_token_ids)
+    return forbidden.issuperset(allowed)
