@@ -201,7 +201,11 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
         (lambda llm: llm.encode("a", pooling_task="x"), ValueError, "task is 'x': it must be one"),
         (lambda llm: llm.score("a", []), ValueError, "data_2 is empty"),
         (lambda llm: llm.score(["a", "b"], ["c"] * 3), ValueError, "2 texts and data_2 3"),
-        (lambda llm: llm.score("a", "b", chat_template="x"), ValueError, "embeds each alone"),
+        (
+            lambda llm: llm.score("a", "b", chat_template="x"),
+            ValueError,
+            "embeds each alone; leave chat_template out",
+        ),
         (lambda llm: llm.generate("a"), ValueError, "this engine pools .* generates no text"),
         (lambda llm: llm.add_request("a"), ValueError, "this engine pools"),
         (lambda llm: llm.embed([3, 320]), ValueError, "token id 320"),
@@ -329,8 +333,36 @@ def test_a_reranker_scores_by_two_tokens_of_its_head(saved, tokenizer):
             ids = tokenizer(shown, add_special_tokens=False)["input_ids"]
             assert output.prompt_token_ids == ids
             close(output.outputs.score, truth(ids))
+        _check_pairs_of_ids_and_salts(llm)
         (logit,) = llm.score("a", "b", False, PoolingParams(use_activation=False))
         close(torch.tensor(logit.outputs.score).sigmoid(), truth(logit.prompt_token_ids))
+
+
+def _check_pairs_of_ids_and_salts(llm):
+    """No text is left out of a pair in silence, and a salt keeps the pair's blocks apart."""
+    for first, second, options, sentence in (
+        ([65], [66], {"chat_template": TEMPLATE}, "pair 0 is token ids and chat_template is given"),
+        (["a", [65]], ["b", [66]], {}, "pairs 0 and 1 are texts and token ids"),
+        ([[65], "a"], [[66], "b"], {}, "pairs 0 and 1 are texts and token ids"),
+        (["a", [65]], ["b", [66]], {"chat_template": TEMPLATE}, "pairs 0 and 1"),
+        ("a", [65], {}, "pair 0 is a text and token ids"),
+        (salted("a", "x"), salted("b", "y"), {}, "pair 0 has the cache_salts 'x' and 'y': give"),
+        (salted("a", "x"), "b", {}, "cache_salts 'x' and None"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            llm.score(first, second, use_tqdm=False, **options)
+    first, second = salted(QUERY * 2, "x"), salted("another text", "x")
+    for options in ({}, {"chat_template": TEMPLATE}):
+        hits = [llm.score(first, second, False, **options)[0].num_cached_tokens for _ in range(2)]
+        assert hits[0] == 0 < hits[1]
+    ids = salted([7] * 40, "x", "prompt_token_ids"), salted([8], "x", "prompt_token_ids")
+    hits = [llm.score(*ids, False)[0].num_cached_tokens for _ in range(2)]
+    assert hits[0] == 0 < hits[1]
+    assert llm.score([7] * 40, [8], False)[0].num_cached_tokens == 0
+
+
+def salted(prompt, salt, key="prompt"):
+    return {key: prompt, "cache_salt": salt}
 
 
 def test_a_prompt_that_fails_is_an_error_of_its_own(embedder, tmp_path):
@@ -338,8 +370,16 @@ def test_a_prompt_that_fails_is_an_error_of_its_own(embedder, tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["embed_tokens.weight"][99] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with opened(folder) as llm, pytest.warns(UserWarning, match="1 completion ended .*NaN"):
-        good, bad = llm.embed([[5, 6], [5, 99]], use_tqdm=False)
+    with opened(folder) as llm:
+        with pytest.warns(UserWarning, match="1 completion ended .*NaN") as embedded:
+            good, bad = llm.embed([[5, 6], [5, 99]], use_tqdm=False)
+        with pytest.warns(UserWarning, match="1 completion ended .*NaN") as scored:
+            fine, broken = llm.score([5, 6], [[5, 7], [5, 99]], use_tqdm=False)
+    assert {each.filename for each in (*embedded, *scored)} == {__file__}
+    assert -1 <= fine.outputs.score <= 1
+    assert broken.error == bad.error
+    with pytest.raises(RuntimeError, match="no result: the hidden states"):
+        _ = broken.outputs.score
     assert len(good.outputs.embedding) == 64
     assert "hidden states of this prompt hold NaN" in bad.error
     with pytest.raises(RuntimeError, match="no result: the hidden states"):

@@ -241,6 +241,62 @@ def test_a_pooler_whose_device_fails_is_started_again_once(pooler):
     assert pooler._started is not first
     assert (batch["error"].tolist(), len(batch["pooled"][0])) == ([None], 64)
 
+    class Broken(NvPooler):
+        """One whose new engine fails too."""
+
+        def _start(self):
+            started = super()._start()
+            started.session._engine.executor.submit = fail
+            return started
+
+    pooler.__class__ = Broken
+    pooler._started.session._engine.executor.submit = fail
+    with (
+        pytest.warns(UserWarning, match="1 completion ended .*fell off the bus"),
+        pytest.raises(RuntimeError, match=r"failed twice: .*fell off the bus"),
+    ):
+        pooler({"prompt": objects("hello")})
+
+
+def test_rows_that_fail_alone_keep_the_engine(predictor, monkeypatch):
+    """NaN in a row's logits is no device failure, so no new engine runs the row once more."""
+    started, submit = predictor._started, predictor._started.session._engine.executor.submit
+
+    def without_token(batch):
+        return NoToken(submit(batch).result())
+
+    monkeypatch.setattr(started.session._engine.executor, "submit", without_token)
+    with pytest.warns(UserWarning, match="1 completion ended .*NaN"):
+        batch = predictor({"prompt": objects("hello")})
+    assert predictor._started is started
+    assert batch["finish_reason"].tolist() == ["error"]
+    assert "NaN" in batch["error"][0]
+
+
+class NoToken:
+    """A step whose rows drew no token."""
+
+    def __init__(self, result):
+        self._result = result
+
+    def result(self):
+        return self._result._replace(token_ids=[[-1] * len(s) for s in self._result.token_ids])
+
+
+def test_a_row_s_other_spelling_wins(checkpoint):
+    """`normalize` and `use_activation` are one field, also between a row and the constructor."""
+    pooler = NvPooler(
+        checkpoint, pooling_task="embed", pooling_params={"normalize": True},
+        runner="pooling", **OPTIONS,
+    )  # fmt: skip
+    own = objects({"normalize": False}, {"use_activation": False}, None)
+    batch = pooler({"prompt": objects(*["hello"] * 3), "pooling_params": own})
+    assert batch["error"].tolist() == [None] * 3
+    first, second, third = (np.linalg.norm(each) for each in batch["pooled"])
+    assert first == pytest.approx(second)
+    assert abs(first - 1) > 0.01
+    assert third == pytest.approx(1, abs=1e-5)
+
 
 def test_a_pooler_needs_a_model_that_pools(checkpoint):
     with pytest.raises(ValueError, match="does not pool"):

@@ -5,7 +5,7 @@ Owns what the engine has returned for the prompt. Never talks to the engine.
 
 from typing import TYPE_CHECKING
 
-from nv_engine import SamplingParams
+from nv_engine.scheduling.pooling_sequence import NO_DRAW
 
 from nv_api.completion import Completion
 from nv_api.pooling_outputs import PooledValues
@@ -14,8 +14,6 @@ from nv_api.request import Request
 
 if TYPE_CHECKING:
     from nv_engine import PooledRows, PoolingParams, SequenceUpdate
-
-NO_DRAW = SamplingParams(max_tokens=1)
 
 
 class PooledRequest(Request):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from nv_engine import PoolingParams
 from nv_engine.values import shown
 
-from nv_api.arguments import VLLM_NAMES
+from nv_api.arguments import VLLM_NAMES, refuse_lora
 from nv_api.pooled_request import PooledRequest
 from nv_api.pooling_outputs import (
     ClassificationOutput,
@@ -121,7 +121,7 @@ class PoolingMethods:
         params = pooling_params if pooling_params is not None else PoolingParams()
         listed = params if isinstance(params, Sequence) else [params]
         _check_params(listed)
-        raw = [replace(each, use_activation=False, normalize=None) for each in listed]
+        raw = [replace(each, use_activation=False) for each in listed]
         given = raw[0] if isinstance(params, PoolingParams) else raw
         requests = self._pool(prompts, given, use_tqdm, lora_request, "classify")
         return [PoolingRequestOutput(*fields(each, PoolingOutput)) for each in requests]
@@ -156,13 +156,13 @@ class PoolingMethods:
             if chat_template is not None:
                 raise ValueError(
                     "chat_template is of a classifier, which reads both texts at once: "
-                    "this model embeds each alone"
+                    "this model embeds each alone; leave chat_template out"
                 )
             return self._cosines(sides, pooling_params, use_tqdm, pooler)
         params = with_task(pooling_params, "score", len(sides[0]), pooler)
         prompts = joined(*sides, self._tokenizer, pooler, chat_template)
         requests = self._run(prompts, params, use_tqdm)
-        return [_scored(each) for each in requests]
+        return [ScoringRequestOutput(*fields(each, ScoringOutput)) for each in requests]
 
     def _cosines(
         self,
@@ -176,7 +176,7 @@ class PoolingMethods:
         shared = all(each is first[0] for each in first)
         alone = first[:1] if shared else first
         params = with_task(given, "embed", len(alone) + len(second), pooler, "score")
-        params = [replace(each, use_activation=True, normalize=None) for each in params]
+        params = [replace(each, use_activation=True) for each in params]
         prompts = tokenize(with_prompt([*alone, *second], pooler, None), self._tokenizer)
         requests = self._run(prompts, params, use_tqdm)
         ones, twos = requests[: len(alone)], requests[len(alone) :]
@@ -185,13 +185,13 @@ class PoolingMethods:
         return [
             ScoringRequestOutput(
                 f"{one.request_id}_{two.request_id}",
-                ScoringOutput(score),
+                ScoringOutput(values),
                 [*one.prompt.token_ids, *two.prompt.token_ids],
                 one.num_cached_tokens + two.num_cached_tokens,
                 True,
-                one.values.error or two.values.error,
+                values.error,
             )
-            for one, two, score in zip(ones, twos, scores, strict=True)
+            for one, two, values in zip(ones, twos, scores, strict=True)
         ]
 
     def _pool(  # noqa: PLR0917  # those of `encode`
@@ -218,8 +218,7 @@ class PoolingMethods:
 
     def _check(self, use_tqdm: UseTqdm, lora_request: object) -> "PoolerConfig":
         check_use_tqdm(use_tqdm)
-        if lora_request is not None:
-            raise NotImplementedError("lora_request is not built yet: leave it out")
+        refuse_lora(lora_request)
         self._session.check_usable()
         return existing_pooler(self._pooler)
 
@@ -252,13 +251,6 @@ def fields(
     number = request.request_id if name is None else name
     ids, cached = request.prompt.token_ids, request.num_cached_tokens
     return number, kind(values), ids, cached, request.finished, values.error
-
-
-def _scored(request: PooledRequest) -> ScoringRequestOutput:
-    """The output of a pair that a classifier has read."""
-    number, _, ids, cached, finished, error = fields(request, PoolingOutput)
-    score = float("nan") if error is not None else request.values.floats()[0]
-    return ScoringRequestOutput(number, ScoringOutput(score), ids, cached, finished, error)
 
 
 def _check_params(given: object) -> None:

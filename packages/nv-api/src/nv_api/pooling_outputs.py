@@ -6,19 +6,20 @@ embeddings is not made into many floats that no caller reads. Never computes a r
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from nv_engine.batch import PooledRows
+
 if TYPE_CHECKING:
-    from nv_engine import PooledRows
     from torch import Tensor
 
 
 class PooledValues(NamedTuple):
     """The values of one prompt as the engine returns them."""
 
-    rows: "PooledRows | None"
+    rows: PooledRows | None
     """None if the request failed or was aborted."""
     is_of_tokens: bool
     """Whether there is a row for each token."""
@@ -56,7 +57,7 @@ class PooledValues(NamedTuple):
         """Values of a row; raises as `floats`."""
         return self._found().width
 
-    def _found(self) -> "PooledRows":
+    def _found(self) -> PooledRows:
         if self.rows is None:
             raise RuntimeError(f"this request has no result: {self.error}")
         return self.rows
@@ -109,20 +110,20 @@ class ClassificationOutput(PoolingOutput):
         return self._values.width
 
 
-@dataclass(frozen=True)
-class ScoringOutput:
-    """The score of two texts.
+class ScoringOutput(PoolingOutput):
+    """The score of two texts."""
 
-    Attributes:
-        score: their embeddings' cosine, or the value of a one-label head.
-    """
-
-    score: float
+    @cached_property
+    def score(self) -> float:
+        """Their embeddings' cosine, or the value of a one-label head."""
+        (score,) = self._values.floats()
+        return score
 
 
 Output_co = TypeVar("Output_co", covariant=True)
 
 
+@dataclass(eq=False)
 class PoolingRequestOutput(Generic[Output_co]):
     """The result of one pooling request; names follow vLLM.
 
@@ -135,27 +136,12 @@ class PoolingRequestOutput(Generic[Output_co]):
         error: the reason why the result is missing; None if it is not.
     """
 
-    def __init__(  # noqa: PLR0917  # vLLM's order
-        self,
-        request_id: int | str,
-        outputs: Output_co,
-        prompt_token_ids: list[int],
-        num_cached_tokens: int,
-        finished: bool,
-        error: str | None = None,
-    ) -> None:
-        self.request_id = request_id
-        self.outputs = outputs
-        self.prompt_token_ids = prompt_token_ids
-        self.num_cached_tokens = num_cached_tokens
-        self.finished = finished
-        self.error = error
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
-            f"num_cached_tokens={self.num_cached_tokens}, finished={self.finished})"
-        )
+    request_id: int | str
+    outputs: Output_co
+    prompt_token_ids: list[int] = field(repr=False)
+    num_cached_tokens: int
+    finished: bool
+    error: str | None = field(default=None, repr=False)  # outputs show it
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
@@ -167,19 +153,26 @@ class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """The result of `score`: `outputs.score`; NaN if a text's request failed."""
+    """The result of `score`: `outputs.score`."""
 
 
-def cosines(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[float]:
-    """Cosines of pairs of embeddings of length 1; NaN where a request has no result."""
+def cosines(first: Sequence[PooledValues], second: Sequence[PooledValues]) -> list[PooledValues]:
+    """Cosines of pairs of embeddings of length 1; a pair without both has the first error."""
+    pairs = list(zip(first, second, strict=True))
+    errors = [left.error or right.error for left, right in pairs]
+    both = [pair for pair, error in zip(pairs, errors, strict=True) if error is None]
+    scores = iter(_dot_products(both) if both else ())
+    return [
+        PooledValues(next(scores) if error is None else None, is_of_tokens=False, error=error)
+        for error in errors
+    ]
+
+
+def _dot_products(pairs: Sequence[tuple[PooledValues, PooledValues]]) -> list[PooledRows]:
+    """Each pair's dot product, as a row of one value."""
     import torch  # noqa: PLC0415  # as above
 
-    scores = [float("nan")] * len(first)
-    pairs = zip(first, second, strict=True)
-    places = [i for i, pair in enumerate(pairs) if None not in (pair[0].rows, pair[1].rows)]
-    if places:
-        both = (torch.stack([side[i].tensor() for i in places]) for side in (first, second))
-        left, right = both
-        for place, score in zip(places, (left * right).sum(-1).tolist(), strict=True):
-            scores[place] = score
-    return scores
+    left, right = (
+        torch.stack([each.tensor() for each in side]) for side in zip(*pairs, strict=True)
+    )
+    return [PooledRows(1, array("f", [dot]).tobytes()) for dot in (left * right).sum(-1).tolist()]

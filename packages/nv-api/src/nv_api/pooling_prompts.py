@@ -7,6 +7,7 @@ does.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from nv_engine.pooling_params import WHOLE_CONTEXT
 from nv_engine.values import shown
 
 from nv_api.conversation import Rendering, chat_prompt
@@ -16,8 +17,6 @@ from nv_api.tokenizer import Tokenizer, existing
 if TYPE_CHECKING:
     from nv_engine import PoolingParams
     from nv_models import PoolerConfig
-
-WHOLE_CONTEXT = -1
 
 
 def with_prompt(
@@ -108,18 +107,53 @@ def joined(
     tokenizer's own pair, or for a head of tokens one text after the other, as vLLM makes them.
 
     Raises:
-        ValueError: a pair of a text and token ids, or texts without a tokenizer.
+        ValueError: texts and token ids in one call, ids with a template, a pair whose cache_salts
+            differ, or texts without a tokenizer.
     """
     pairs = list(zip(first, second, strict=True))
-    for index, pair in enumerate(pairs):
-        if len({prompt.token_ids is None for prompt in pair}) > 1:
-            raise ValueError(f"pair {index} is a text and token ids: give two of a kind")
-    if first[0].token_ids is not None and chat_template is None:
-        return [
-            TokenPrompt(None, [*(one.token_ids or ()), *(two.token_ids or ())], one.cache_salt)
+    _check_pairs(pairs, has_template=chat_template is not None)
+    if first[0].token_ids is not None:
+        made = [
+            TokenPrompt(None, [*(one.token_ids or ()), *(two.token_ids or ())])
             for one, two in pairs
         ]
-    texts = [(one.text or "", two.text or "") for one, two in pairs]
+    else:
+        texts = [(one.text or "", two.text or "") for one, two in pairs]  # each has one: checked
+        made = _joined_texts(texts, tokenizer, pooler, chat_template)
+    return [
+        prompt._replace(cache_salt=one.cache_salt) for prompt, one in zip(made, first, strict=True)
+    ]
+
+
+def _check_pairs(pairs: Sequence[tuple[Prompt, Prompt]], *, has_template: bool) -> None:
+    """Check that a call's pairs are of one kind, and that the texts of each have one salt."""
+    for index, (one, two) in enumerate(pairs):
+        is_ids = one.token_ids is not None
+        if is_ids != (two.token_ids is not None):
+            raise ValueError(f"pair {index} is a text and token ids: give two of a kind")
+        if is_ids != (pairs[0][0].token_ids is not None):
+            raise ValueError(
+                f"pairs 0 and {index} are texts and token ids: give one kind in a call"
+            )
+        if is_ids and has_template:
+            raise ValueError(
+                f"pair {index} is token ids and chat_template is given, which takes texts: give "
+                "texts, or leave chat_template out"
+            )
+        if one.cache_salt != two.cache_salt:
+            raise ValueError(
+                f"pair {index} has the cache_salts {shown(one.cache_salt)} and "
+                f"{shown(two.cache_salt)}: give both the same, as they become one prompt"
+            )
+
+
+def _joined_texts(
+    texts: Sequence[tuple[str, str]],
+    tokenizer: Tokenizer | None,
+    pooler: "PoolerConfig",
+    chat_template: str | None,
+) -> list[TokenPrompt]:
+    """One prompt of each pair of texts; arguments as `joined`."""
     if chat_template is not None:
         rendering = Rendering(chat_template=chat_template, add_generation_prompt=False)
         return [

@@ -40,9 +40,9 @@ class Prediction(NamedTuple):
     generated_text: str | None
     generated_token_ids: list[int] | None
     finish_reason: str
-    """ "stop" or "length"; "error" if the row cannot be run."""
+    """ "stop" or "length"; "error" if the row cannot be run, or not to its end."""
     error: str | None = None
-    """Why the row cannot be run; None if it was run."""
+    """The reason of an "error"; None otherwise."""
 
 
 class NvPredictor:
@@ -54,9 +54,9 @@ class NvPredictor:
     and, within a batch, their order stay the same; between batches Ray keeps the order if
     `ray.data.DataContext` has `execution_options.preserve_order`.
 
-    A row that cannot be run (no prompt, too long, parameters out of range) has the reason in its
-    column "error"; the other rows run. If the device fails, a new engine runs the rows that were
-    lost; if that fails too, an error is raised.
+    A row that cannot be run (no prompt, too long, parameters out of range), or that fails alone
+    (NaN in its logits), has the reason in its column "error"; the other rows run. If the device
+    fails, a new engine runs the rows that were lost; if that fails too, an error is raised.
     """
 
     own_params = "sampling_params"
@@ -127,10 +127,9 @@ class NvPredictor:
         for each in self._run(rows):
             if isinstance(each, Request):
                 output = each.output().outputs[0]
-                if _was_lost(each):
-                    raise RuntimeError(f"the device failed twice: {output.stop_reason}")
                 reason = output.finish_reason or "abort"
-                predictions.append(Prediction(output.text, list(output.token_ids), reason))
+                error = str(output.stop_reason) if reason == "error" else None
+                predictions.append(Prediction(output.text, list(output.token_ids), reason, error))
             else:
                 predictions.append(Prediction(None, None, "error", str(each)))
         return predictions
@@ -142,14 +141,33 @@ class NvPredictor:
         """Each row's request, or the error of a row that cannot be run.
 
         Rows that a failed device has lost run once more, on a new engine.
+
+        Raises:
+            RuntimeError: the device failed again.
         """
         found = dict(enumerate(self._attempt(rows)))
-        lost = [index for index, each in found.items() if _was_lost(each)]
-        if lost:
+        if lost := self._lost(found):
             self._started.session.close()
             self._started = self._start()
-            found |= zip(lost, self._attempt([rows[index] for index in lost]), strict=True)
+            again = dict(zip(lost, self._attempt([rows[index] for index in lost]), strict=True))
+            if twice := self._lost(again):
+                (completion,) = twice[min(twice)].completions
+                raise RuntimeError(f"the device failed twice: {completion.stop_reason}")
+            found |= again
         return list(found.values())
+
+    def _lost(self, found: Mapping[int, Request | Exception]) -> dict[int, Request]:
+        """Requests that ended with "error", if a step of this engine failed.
+
+        Without a failed step the error is of the row itself, as NaN in its logits.
+        """
+        if not self._started.session.num_failed_steps:
+            return {}
+        return {
+            index: each
+            for index, each in found.items()
+            if isinstance(each, Request) and each.completions[0].finish_reason == "error"
+        }
 
     def _add(self, row: Row) -> list[Request]:
         """Queue the request of a row."""
@@ -251,7 +269,9 @@ class NvPooler(NvPredictor):
 
     def _add(self, row: Row) -> list[Request]:
         own = _mapping("pooling_params", row.get("pooling_params"))
-        params = replace(self._pooling, **{n: _count(v) for n, v in own.items() if v is not None})
+        own = vars(PoolingParams(**{name: _count(value) for name, value in own.items()}))
+        changes = {name: value for name, value in own.items() if value is not None}
+        params = replace(self._pooling, **changes)
         session = self._started.session
         kept = truncated([self._prompt(row)], [params], session.max_model_len)
         return [*session.add_pooled(kept, [params])]
@@ -272,11 +292,6 @@ def _pooled(found: Request | Exception) -> Pooled:
     if found.values.error is not None:
         return Pooled(None, found.values.error)
     return Pooled(found.values.tensor().tolist())
-
-
-def _was_lost(found: Request | Exception) -> bool:
-    """True for a request that ended because the device failed."""
-    return isinstance(found, Request) and found.completions[0].finish_reason == "error"
 
 
 def _mapping(name: str, given: object) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class PoolingParams:
     """Scale an embedding to length 1, or turn logits into probabilities. None: as the model's files
     ask for, True where they say nothing."""
     normalize: bool | None = None
-    """Another name of `use_activation`."""
+    """Another name of `use_activation`, which takes the value; then this is None."""
     truncate_prompt_tokens: int | None = None
     """Keep only so many of the prompt's last tokens; -1: as many as fit; None: all."""
     task: str | None = None
@@ -82,7 +82,7 @@ class PoolingParams:
                 f"normalize is {self.normalize} and use_activation {self.use_activation}, which "
                 "are one field: give one of them"
             )
-        fields["use_activation"] = self.normalize
+        fields["use_activation"], fields["normalize"] = self.normalize, None
 
     @property
     def is_of_tokens(self) -> bool:
