@@ -17,6 +17,7 @@ from nv_engine.device.memory import (
     full_step,
 )
 from nv_engine.device.trial import TrialSteps
+from nv_engine.pooling_params import PoolingParams
 
 NEED = BlockNeed(block_bytes=GIB // 8, all_sequences=10)
 
@@ -134,3 +135,12 @@ def test_the_trial_step_is_as_large_as_a_step_may_be(budget: int, rows: int) -> 
 def test_the_trial_step_keeps_to_the_longest_context() -> None:
     config = EngineConfig(model="m", max_num_batched_tokens=1000, max_num_seqs=3)
     assert {chunk.num_tokens for chunk in TrialSteps(config, 200).prefill().chunks} == {199}
+
+
+def test_16_a_pooling_trial_runs_no_step_twice() -> None:
+    """Rows of a model that pools have no temperature, by which other rows' kernels differ."""
+    config = EngineConfig(model="m", max_num_batched_tokens=1000, max_num_seqs=16)
+    pooling = TrialSteps(config, 200, PoolingParams(task="embed"))
+    assert sorted(len(batch.chunks) for batch in pooling.small()) == [1, 2, 16]
+    drawing = TrialSteps(config, 200)
+    assert sorted(len(batch.chunks) for batch in drawing.small()) == [1, 1, 2, 2, 16, 16]
