@@ -348,6 +348,17 @@ test("while the model loads the page says so, and goes on by itself", async () =
   });
 });
 
+test("for a model that pools the page says what it makes, and has no message field", async () => {
+  const routes = ["/v1/embeddings", "/v1/score", "/v1/rerank", "/pooling"];
+  await state({ defaults: { tasks: ["embed", "token_embed"], routes } });
+  await open({}, async (page) => {
+    await page.waitForFunction(() => document.getElementById("question").textContent === "This model does not chat");
+    assert.equal(await page.innerText("#facts"), "demo/small reads texts of up to 2,048 tokens and makes embeddings and embeddings of each token. Send texts to /v1/embeddings, /v1/score, /v1/rerank, and /pooling.");
+    assert.ok(await page.isHidden("#composer"));
+    assert.ok(await page.isDisabled("#new"));
+  });
+});
+
 test("gauges are asked for while the page is visible, and not while it is hidden", async () => {
   await open({}, async (page) => {
     let count = 0;

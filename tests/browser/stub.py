@@ -16,6 +16,8 @@ DEFAULTS = {
     "models": ["demo/small", "demo/alias"],
     "max_model_len": 2048,
     "max_logprobs": 20,
+    "tasks": [],
+    "routes": [],
     "defaults": {
         "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0, "presence_penalty": 0.0,
         "frequency_penalty": 0.0, "repetition_penalty": 1.1, "max_tokens": None, "seed": None,
@@ -82,7 +84,7 @@ class Stub(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     document = Document.page()
     requests: list = []  # noqa: RUF012  # bodies of chats, newest last
-    state: dict = {}  # noqa: RUF012  # set by POST /state: needs_key, is_loading, failures
+    state: dict = {}  # noqa: RUF012  # set by POST /state: needs_key, is_loading, failures, defaults
 
     def do_GET(self) -> None:
         if self.path == "/":
@@ -94,7 +96,7 @@ class Stub(BaseHTTPRequestHandler):
         elif self._is_refused():
             pass
         elif self.path == "/page/defaults":
-            self._send(200, json.dumps(DEFAULTS).encode())
+            self._send(200, json.dumps(DEFAULTS | self.state.get("defaults", {})).encode())
         elif self.path == "/metrics":
             self._send(200, METRICS.encode(), "text/plain; version=1.0.0; charset=utf-8")
         else:

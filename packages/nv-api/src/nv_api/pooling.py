@@ -18,15 +18,16 @@ from nv_api.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingOutput,
     EmbeddingRequestOutput,
+    PooledValues,
     PoolingOutput,
     PoolingRequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
-    cosines,
 )
-from nv_api.pooling_prompts import joined, paired, truncated, with_prompt
+from nv_api.pooling_prompts import paired, truncated, with_prompt
 from nv_api.progress import UseTqdm, check_use_tqdm
-from nv_api.prompts import Prompt, PromptLike, TokenPrompt, prompt_list, tokenize
+from nv_api.prompts import PromptLike, TokenPrompt, prompt_list, tokenize
+from nv_api.scoring import Scoring
 from nv_api.session import Session
 from nv_api.tokenizer import Tokenizer
 
@@ -151,47 +152,14 @@ class PoolingMethods:
                 the roles "query" and "document".
         """
         pooler = self._check(use_tqdm, lora_request)
-        sides = paired(prompt_list(data_1), prompt_list(data_2))
-        if pooler.kind == "embed":
-            if chat_template is not None:
-                raise ValueError(
-                    "chat_template is of a classifier, which reads both texts at once: "
-                    "this model embeds each alone; leave chat_template out"
-                )
-            return self._cosines(sides, pooling_params, use_tqdm, pooler)
-        params = with_task(pooling_params, "score", len(sides[0]), pooler)
-        prompts = joined(*sides, self._tokenizer, pooler, chat_template)
-        requests = self._run(prompts, params, use_tqdm)
-        return [ScoringRequestOutput(*fields(each, ScoringOutput)) for each in requests]
-
-    def _cosines(
-        self,
-        sides: tuple[list[Prompt], list[Prompt]],
-        given: PoolingParams | None,
-        use_tqdm: UseTqdm,
-        pooler: "PoolerConfig",
-    ) -> list[ScoringRequestOutput]:
-        """The scores of an embedding model; a first text that all pairs share is embedded once."""
-        first, second = sides
-        shared = all(each is first[0] for each in first)
-        alone = first[:1] if shared else first
-        params = with_task(given, "embed", len(alone) + len(second), pooler, "score")
-        params = [replace(each, use_activation=True) for each in params]
-        prompts = tokenize(with_prompt([*alone, *second], pooler, None), self._tokenizer)
-        requests = self._run(prompts, params, use_tqdm)
-        ones, twos = requests[: len(alone)], requests[len(alone) :]
-        ones = ones * len(twos) if shared else ones
-        scores = cosines([each.values for each in ones], [each.values for each in twos])
+        scoring = Scoring(*paired(prompt_list(data_1), prompt_list(data_2)), pooler)
+        given = with_task(pooling_params, scoring.task, scoring.num_prompts, pooler, "score")
+        params = [scoring.params(each) for each in given]
+        requests = self._run(scoring.prompts(self._tokenizer, chat_template), params, use_tqdm)
+        scores = scoring.scores([each.values for each in requests])
         return [
-            ScoringRequestOutput(
-                f"{one.request_id}_{two.request_id}",
-                ScoringOutput(values),
-                [*one.prompt.token_ids, *two.prompt.token_ids],
-                one.num_cached_tokens + two.num_cached_tokens,
-                True,
-                values.error,
-            )
-            for one, two, values in zip(ones, twos, scores, strict=True)
+            _scored(pair, score)
+            for pair, score in zip(scoring.members(requests), scores, strict=True)
         ]
 
     def _pool(  # noqa: PLR0917  # those of `encode`
@@ -251,6 +219,18 @@ def fields(
     number = request.request_id if name is None else name
     ids, cached = request.prompt.token_ids, request.num_cached_tokens
     return number, kind(values), ids, cached, request.finished, values.error
+
+
+def _scored(pair: tuple[PooledRequest, ...], score: PooledValues) -> ScoringRequestOutput:
+    """The output of a pair of texts, which has one request or two."""
+    return ScoringRequestOutput(
+        pair[0].request_id if len(pair) == 1 else "_".join(str(each.request_id) for each in pair),
+        ScoringOutput(score),
+        [token for each in pair for token in each.prompt.token_ids],
+        sum(each.num_cached_tokens for each in pair),
+        all(each.finished for each in pair),
+        score.error,
+    )
 
 
 def _check_params(given: object) -> None:

@@ -75,21 +75,28 @@ def truncated(
     return kept
 
 
-def paired(first: Sequence[Prompt], second: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+def paired(
+    first: Sequence[Prompt], second: Sequence[Prompt], names: tuple[str, str] = ("data_1", "data_2")
+) -> tuple[list[Prompt], list[Prompt]]:
     """As many first as second prompts: one first goes with each second.
+
+    Args:
+        first: of the pairs.
+        second: of the pairs.
+        names: of the two in errors.
 
     Raises:
         ValueError: there are none, or their numbers do not fit.
     """
-    for name, side in (("data_1", first), ("data_2", second)):
+    for name, side in zip(names, (first, second), strict=True):
         if not side:
             raise ValueError(f"{name} is empty: give at least one text")
     if len(first) == 1:
         first = list(first) * len(second)
     if len(first) != len(second):
         raise ValueError(
-            f"data_1 has {len(first)} texts and data_2 {len(second)}: give one and any number, or "
-            "as many of each"
+            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}: give one and any "
+            "number, or as many of each"
         )
     return list(first), list(second)
 

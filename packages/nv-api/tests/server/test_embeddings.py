@@ -297,14 +297,3 @@ def test_routes_of_text_are_refused_and_the_model_is_listed(served):
     assert (card["id"], card["max_model_len"]) == ("m/tiny", MAX_LEN)
     assert served.client.get("/health").status_code == 200
     assert served.post("/tokenize", {"prompt": "a"}).json()["tokens"][-1] == EOS
-
-
-def test_a_model_of_text_refuses_to_pool(serve):
-    served = serve()
-    response = served.post(PATH, {"input": "a"})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["code"] == "unsupported"
-    assert "generates text and does not pool" in error["message"]
-    assert "--runner pooling" in error["message"]
-    assert served.llm.submitted == []

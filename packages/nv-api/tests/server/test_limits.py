@@ -267,6 +267,7 @@ def test_openapi_names_every_route(serve):
         "/", "/page/defaults",
         "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/responses", "/v1/messages",
         "/v1/messages/count_tokens", "/classify", "/pooling",
+        "/score", "/rerank", "/v2/rerank",
     } == schema["paths"].keys()  # fmt: skip
     for path in "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages":
         stream = schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]

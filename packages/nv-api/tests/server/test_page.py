@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 from nv_api.server.page.document import Document
+from nv_engine.pooling_params import TASKS
 
 MAX_BYTES = 100_000
 HTML = Document.page().html
@@ -142,6 +143,15 @@ def test_the_defaults_are_those_that_a_chat_gets(serve):
 def test_the_defaults_are_ours_if_the_checkpoint_s_are_ignored(serve):
     served = serve(script={"recommended": {"temperature": 0.6}}, generation_config="nv")
     assert served.client.get("/page/defaults").json()["defaults"]["temperature"] == 1.0
+
+
+def test_a_model_that_pools_has_its_tasks_and_routes(serve, pooling):
+    assert serve().client.get("/page/defaults").json()["tasks"] == []
+    found = pooling("embedder")[0].client.get("/page/defaults").json()
+    assert found["tasks"] == ["embed", "token_embed"]
+    assert found["routes"] == ["/v1/embeddings", "/v1/score", "/v1/rerank", "/pooling"]
+    named = re.search(r"const RESULTS = \{(.*?)\};", HTML, re.DOTALL)[1]
+    assert {*re.findall(r"(\w+): \"", named)} == {*TASKS}
 
 
 def test_the_metrics_have_the_names_that_the_page_reads(serve):

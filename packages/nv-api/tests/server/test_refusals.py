@@ -221,9 +221,16 @@ def test_unknown_routes_and_methods_are_refused_in_the_same_shape(served):
     assert refusal(served.client.get("/redoc"), 404)
 
 
-@pytest.mark.parametrize("route", ["rerank", "score"])
-def test_pooling_is_refused(served, route):
-    assert refusal(served.post(f"/v1/{route}", {"input": "a"}))["code"] == "unsupported"
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify",
+     "/pooling"],
+)  # fmt: skip
+def test_pooling_is_refused(served, path):
+    error = refusal(served.post(path, {"input": "a"}))
+    assert error["code"] == "unsupported"
+    assert "generates text and does not pool" in error["message"]
+    assert "--runner pooling" in error["message"]
 
 
 def test_s33_a_wrong_model_is_refused_with_the_names(serve):

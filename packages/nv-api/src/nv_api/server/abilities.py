@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 ROUTES = {
-    "embed": ("/v1/embeddings",),
+    "embed": ("/v1/embeddings", "/v1/score", "/v1/rerank"),
     "classify": ("/classify",),
-    "score": (),
+    "score": ("/v1/score", "/v1/rerank"),
     "token_embed": ("/pooling",),
     "token_classify": ("/pooling",),
 }

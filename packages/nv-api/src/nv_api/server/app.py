@@ -34,7 +34,9 @@ from nv_api.server.protocol.completions import CompletionChunk, CompletionReques
 from nv_api.server.protocol.embeddings import EmbeddingsRequest
 from nv_api.server.protocol.messages import CountTokensRequest, MessageEvent, MessagesRequest
 from nv_api.server.protocol.pooling import PoolingRequest
+from nv_api.server.protocol.rerank import RerankRequest
 from nv_api.server.protocol.responses import ResponseEvent, ResponsesRequest
+from nv_api.server.protocol.score import ScoreRequest
 from nv_api.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from nv_api.server.routes import (
     chat,
@@ -45,10 +47,11 @@ from nv_api.server.routes import (
     models,
     page,
     pooling,
+    rerank,
     responses,
+    score,
     status,
     tokenize,
-    unsupported,
 )
 from nv_api.server.service import LOGGER, Service
 
@@ -65,13 +68,15 @@ BODIES: Sequence[type[BaseModel]] = (
     EmbeddingsRequest,
     ClassifyRequest,
     PoolingRequest,
+    ScoreRequest,
+    RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
 """Models that /openapi.json has beside those of responses."""
 PARTS = (
     *(chat, completions, responses, messages),
-    *(embeddings, classify, pooling, unsupported),
+    *(embeddings, score, rerank, classify, pooling),
     *(models, tokenize, status, page),
 )
 """Of the app; each has the routes of one noun."""

@@ -94,6 +94,11 @@ class Service:
         if (problem := self.abilities.no_pooling) is not None:
             raise unsupported(problem)
 
+    def check_task(self, *wanted: str) -> None:
+        """Raise a 400 if the model has none of these tasks."""
+        if (problem := self.abilities.lacks(*wanted)) is not None:
+            raise unsupported(problem)
+
     def name_of(self, asked: str | None) -> str:
         """The model's name in a response: the one that was asked for, or the first.
 

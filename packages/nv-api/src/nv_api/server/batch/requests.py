@@ -12,7 +12,11 @@ from typing import Any, NamedTuple
 import orjson
 from nv_engine.values import shown
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+URLS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank"),
+    *("/classify", "/pooling"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,12 +49,11 @@ class PooledJob(ABC):
         name: str,
         **more: Any,  # noqa: ANN401
     ) -> None:
-        if (problem := service.abilities.lacks(task)) is not None:
-            raise unsupported(problem)
+        service.check_task(task)
         _check_built(asked)
         self._service = service
-        self._model = service.name_of(asked.model)
-        self._name = name
+        self.model = service.name_of(asked.model)
+        self.name = name
         self._salt = asked.cache_salt
         self.ignored = ignored_fields(asked)
         self.params = _params(asked, task, service, **more)
@@ -77,10 +76,10 @@ class PooledJob(ABC):
     def response(self, results: Sequence[PooledValues]) -> dict[str, Any]:
         """The response, but for its usage; called beside the event loop."""
         return {
-            "id": self._name,
+            "id": self.name,
             "object": "list",
             "created": int(time.time()),
-            "model": self._model,
+            "model": self.model,
             "data": [
                 {"index": index, **fields} for index, fields in enumerate(self.items(results))
             ],
@@ -89,6 +88,10 @@ class PooledJob(ABC):
     @abstractmethod
     def items(self, results: Sequence[PooledValues]) -> Sequence[dict[str, Any]]:
         """Of each entry of `data`, all fields but its index."""
+
+    def place(self, index: int) -> str:
+        """The entry of the field that one of several prompts is made of."""
+        return f"{self.field}.{index}"
 
     def kept(self, prompts: Sequence[TokenPrompt]) -> list[TokenPrompt]:
         """The prompts, truncated if that is asked for, with the request's salt.
@@ -101,7 +104,7 @@ class PooledJob(ABC):
             kept = truncated(prompts, [self.params] * len(prompts), max_model_len)
         for index, prompt in enumerate(kept):
             if len(prompt.token_ids) > max_model_len:
-                place = self.field if len(kept) == 1 else f"{self.field}.{index}"
+                place = self.field if len(kept) == 1 else self.place(index)
                 raise invalid(
                     f"{place} has {len(prompt.token_ids)} tokens and this model's maximum context "
                     f"length is {max_model_len} tokens: shorten it, or send "

@@ -28,4 +28,8 @@ class PageDefaults(Given):
     """Most tokens of prompt and completion."""
     max_logprobs: int
     """Most likely tokens beside each, at most."""
+    tasks: list[str]
+    """Of a model that pools; none: it generates text, and the page is a chat."""
+    routes: list[str]
+    """For those tasks."""
     defaults: ChatDefaults

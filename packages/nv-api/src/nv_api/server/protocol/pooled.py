@@ -3,10 +3,28 @@
 Owns the shapes; names are vLLM's.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import WithJsonSchema
 
 from nv_api.server.protocol.chat import Messages
 from nv_api.server.protocol.fields import Asked, Given, Inputs, Integer, Json, PromptTokensDetails
+
+_TEXT = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "object",
+            "required": ["text"],
+            "properties": {"text": {"type": "string", "minLength": 1}},
+        },
+    ]
+}
+Texts = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT, "minItems": 1}]}),
+]
+"""A text or a list; a text may be an object with a `text`. `jobs/pairs.py` checks it."""
 
 
 class Pooled(Asked):

@@ -23,7 +23,7 @@ async def show_page() -> HTMLResponse:
 
 @router.get("/page/defaults", responses=errors(*OF_READS))
 async def show_defaults(request: Request) -> PageDefaults:
-    """The model's names and bounds, and the values of fields that a chat leaves out."""
+    """The model's names, bounds and tasks, and the values of fields that a chat leaves out."""
     service = service_of(request)
     if (problem := service.lifecycle.problem()) is not None:
         raise problem
@@ -33,6 +33,8 @@ async def show_defaults(request: Request) -> PageDefaults:
         models=[*service.options.names],
         max_model_len=service.llm.facts.max_model_len,
         max_logprobs=service.options.max_logprobs,
+        tasks=[*service.abilities.tasks],
+        routes=[*service.abilities.routes],
         defaults=ChatDefaults(
             temperature=params.temperature,
             top_p=params.top_p,

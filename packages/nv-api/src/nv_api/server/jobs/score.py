@@ -1,0 +1,61 @@
+"""ScoreJob: a request to /v1/score.
+
+Owns the names that the two texts of a pair may have.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nv_api.pooling_outputs import PooledValues
+from nv_api.server.errors import invalid
+from nv_api.server.jobs.pairs import PairsJob, texts
+from nv_api.server.protocol.score import ScoreRequest
+from nv_api.server.service import Service
+
+NAMES = (
+    ("text_1", "text_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+)
+"""Of the first and the second texts."""
+
+
+class ScoreJob(PairsJob):
+    """Pairs of texts to score.
+
+    Args:
+        asked: the request.
+        service: the server's parts.
+        request_id: of HTTP.
+
+    Raises:
+        ApiError: 400 or 404, a field is wrong, or the model makes no scores.
+    """
+
+    operation = "score"
+
+    def __init__(self, asked: ScoreRequest, service: Service, request_id: str) -> None:
+        first, second = _names(asked)
+        sides = texts(getattr(asked, first), first), texts(getattr(asked, second), second)
+        super().__init__(asked, (first, second), sides, service, f"score-{request_id}")
+
+    def items(self, results: Sequence[PooledValues]) -> list[dict[str, Any]]:
+        """The scores."""
+        return [{"object": "score", "score": score} for score in self.scores(results)]
+
+
+def _names(asked: ScoreRequest) -> tuple[str, str]:
+    """The names that a request uses.
+
+    Raises:
+        ApiError: 400, it does not have exactly one of the pairs.
+    """
+    given = {name for pair in NAMES for name in pair if getattr(asked, name) is not None}
+    found = [pair for pair in NAMES if given == {*pair}]
+    if found:
+        return found[0]
+    missing = [name for pair in NAMES if given & {*pair} for name in pair if name not in given]
+    names = " or ".join(f"{first} and {second}" for first, second in NAMES)
+    has = f"has {', '.join(sorted(given))}" if given else "has no texts"
+    raise invalid(f"the request {has}: give {names}", missing[0] if missing else "text_1")
