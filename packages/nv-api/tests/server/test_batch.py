@@ -10,11 +10,15 @@ import threading
 import time
 from contextlib import closing
 
+import nv_api.async_llm
 import pytest
+from nv_api import PoolingParams
 from nv_api.cli import app
 from nv_api.server.batch.results import Results
 from nv_api.server.batch.run import Batch, run
 from nv_api.server.options import ServeOptions
+from pooling_models import OPTIONS
+from scripted_device import HostThread
 from typer.testing import CliRunner
 
 CHAT = "/v1/chat/completions"
@@ -45,6 +49,39 @@ def batch(files, concurrency=8):
     options = ServeOptions(model="m/tiny", max_queue=2**31 - 1)
     what = Batch(input_file=given, output_file=out, concurrency=concurrency)
     return run("m/tiny", {"max_num_seqs": 2}, options, what)
+
+
+def test_lines_of_a_model_that_pools(files, pooling, monkeypatch):
+    served, llm = pooling("embedder")
+    given, out = files
+    bodies = {
+        "/v1/embeddings": {"input": ["a", "b"], "dimensions": 3},
+        "/v1/score": {"text_1": "a", "text_2": ["b", "c"]},
+        "/v1/rerank": {"query": "a", "documents": ["b", "c"], "top_n": 1},
+        "/pooling": {"input": "a", "task": "embed"},
+        "/v1/completions": {"prompt": "a"},
+        "/classify": {"input": "a"},
+    }
+    write(given, [
+        {"custom_id": url, "method": "POST", "url": url, "body": body}
+        for url, body in bodies.items()
+    ])  # fmt: skip
+    monkeypatch.setattr(nv_api.async_llm, "HostProcess", lambda: HostThread(None))
+    options = ServeOptions(model="m/tiny")
+    counts, code = run(
+        served.folder, OPTIONS, options, Batch(input_file=given, output_file=out, concurrency=8)
+    )
+    assert (str(counts)[:24], code) == ("4 answered, 2 refused, 0", 0)
+    found = {each["custom_id"]: each["response"]["body"] for each in results(out)}
+    assert found.keys() == bodies.keys()
+    want = llm.embed(["a", "b"], PoolingParams(dimensions=3), use_tqdm=False)
+    embeddings = [each["embedding"] for each in found["/v1/embeddings"]["data"]]
+    assert embeddings == [pytest.approx(each.outputs.embedding, abs=1e-6) for each in want]
+    scores = [each.outputs.score for each in llm.score("a", ["b", "c"], use_tqdm=False)]
+    assert [each["score"] for each in found["/v1/score"]["data"]] == pytest.approx(scores, abs=1e-6)
+    (best,) = found["/v1/rerank"]["results"]
+    assert best["index"] == scores.index(max(scores))
+    assert "generates no text" in found["/v1/completions"]["error"]["message"]
 
 
 def test_each_line_has_its_answer(llms, files):

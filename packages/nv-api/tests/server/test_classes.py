@@ -72,7 +72,7 @@ def test_every_task_of_pooling_in_both_encodings(pooling, kind, task, params):
         close(item["data"], want)
         raw = base64.b64decode(text["data"])
         numbers = struct.unpack(f"<{len(raw) // 4}f", raw)
-        assert [*numbers] == np.ravel(item["data"]).tolist()
+        close(numbers, np.ravel(item["data"]))  # another run: the head's last bits may differ
     assert answer["object"] == "list"
     assert {item["object"] for item in answer["data"]} == {"pooling"}
 

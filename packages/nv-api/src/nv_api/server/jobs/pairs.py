@@ -43,7 +43,7 @@ class PairsJob(PooledJob):
     ) -> None:
         service.check_task("embed", "score")
         self._names = names
-        with refusals():
+        with refusals(names[0]):
             first, second = paired(_prompts(sides[0]), _prompts(sides[1]), names)
         self._scoring = Scoring(first, second, service.pooler)
         super().__init__(asked, self._scoring.task, service, name)
