@@ -94,10 +94,10 @@ def test_the_way_down_is_the_call_stack_of_attention(tmp_path):
     stacks = []
     attend = CPUAttention.attend
 
-    def look(self, *arguments):
+    def look(self, *arguments, **more):
         frames = traceback.extract_stack()[:-1]
         stacks.append([found[1] for frame in frames if (found := OURS.search(frame.filename))])
-        return attend(self, *arguments)
+        return attend(self, *arguments, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CPUAttention, "attend", look)

@@ -11,7 +11,7 @@ TINY = Path(__file__).parents[2] / "nv-models" / "tests" / "tiny_models.py"
 SPEC = importlib.util.spec_from_file_location("tiny_models", TINY)
 TINY_MODELS = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(TINY_MODELS)
-INVARIANT = {"Qwen2", "Gemma3", "Mixtral"}
+INVARIANT = {"Qwen2", "Gemma3", "Mixtral", "GptOss"}
 STEPS = 12
 
 

@@ -68,6 +68,13 @@ def variants(config):
             if isinstance(layer.feed_forward, Mixture) else layer
         )  # fmt: skip
 
+    def gate(**changes):
+        return layers(
+            lambda layer: replace(layer, feed_forward=replace(
+                layer.feed_forward, gate=replace(layer.feed_forward.gate, **changes)))
+            if isinstance(layer.feed_forward, Mixture) else layer
+        )  # fmt: skip
+
     off = {
         "window": attention(window=None),
         "softcap": attention(softcap=None),
@@ -87,6 +94,9 @@ def variants(config):
         ),
         "sum of the experts' weights": experts(is_normalised=False),
         "experts per token": experts(top_k=1),
+        "steepness of the gate": gate(alpha=1.0),
+        "limit of the gate": gate(limit=None),
+        "shift of the gate": gate(shift=0.0),
         "offset of norms": replace(config, norm_kind=NormKind(config.norm_kind.in_fp32)),
         "factors": replace(config, factors=Factors(logit_softcap=factors.logit_softcap)),
         "embedding": replace(config, factors=replace(factors, embedding=1.0)),
@@ -117,6 +127,10 @@ EXPECTED = {
     "Exaone4": {"window", "rope of a layer"},
     "Qwen3Moe": {"sum of the experts' weights", "experts per token"},
     "Mixtral": {"window", "sum of the experts' weights", "experts per token"},
+    "GptOss": {
+        "window", "part of the head", "sum of the experts' weights", "experts per token",
+        "steepness of the gate", "limit of the gate", "shift of the gate",
+    },
 }  # fmt: skip
 """The features of which each architecture must notice the absence."""
 
@@ -191,13 +205,14 @@ OLDER = {
 """Fields as checkpoints written by version 4 of transformers have them."""
 FORMS = [(name, (32, None), {}) for name in NAMES]
 FORMS += [(name, (4, 2), fields) for name in NAMES for fields in OLDER.get(name, [{}])]
+NAMED = {"Gemma3": "gemma3_text", "Qwen3Moe": "qwen3_moe", "GptOss": "gpt_oss"}
 SMALL = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 8}
 
 
 @pytest.mark.parametrize(("name", "heads", "fields"), FORMS)
 def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads, fields):
     """With all but the sizes missing, the defaults are those of the config class."""
-    model_type = {"Gemma3": "gemma3_text", "Qwen3Moe": "qwen3_moe"}.get(name, name.lower())
+    model_type = NAMED.get(name, name.lower())
     raw = {"architectures": [f"{name}ForCausalLM"], "model_type": model_type, **SMALL}
     raw["num_attention_heads"] = heads[0]
     if heads[1] and name != "OPT":

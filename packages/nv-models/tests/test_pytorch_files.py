@@ -139,7 +139,7 @@ def test_a_hub_is_asked_for_pytorch_files_if_it_has_no_safetensors(
 ):
     asked = []
 
-    def snapshot_download(name, revision, allow_patterns):
+    def snapshot_download(name, revision, allow_patterns, ignore_patterns):
         assert "*_Dense/pytorch_model.bin" in allow_patterns
         asked.append(allow_patterns[-1])
         for file in weights:

@@ -47,9 +47,12 @@ def test_file_that_is_no_model(tmp_path):
 def test_hub_name_goes_to_the_hub(monkeypatch, tmp_path):
     calls = []
 
-    def snapshot_download(name, revision, allow_patterns):
+    def snapshot_download(name, revision, allow_patterns, ignore_patterns):
         calls.append((name, revision))
-        assert "*.safetensors" in allow_patterns
+        files = ["model-00001-of-00002.safetensors", "original/model.safetensors", "tokenizer.json"]
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": ignore_patterns}
+        found = huggingface_hub.utils.filter_repo_objects(files, **patterns)
+        assert list(found) == [files[0], files[2]]
         (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 

@@ -72,6 +72,13 @@ CASES = {
         "norm_topk_prob": True, "mlp_only_layers": [1],
     },
     "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+    "GptOss": {
+        "head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 16,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64,
+        },
+    },
 }  # fmt: skip
 """Fields beside SIZES, by the beginning of the architecture's name."""
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
@@ -85,9 +92,11 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if "norm" in name:
             parameter.copy_(1 + 0.2 * noise)
+        elif name.endswith("gate_up_proj_bias"):
+            parameter.copy_(4 * noise)  # past the limit of the gate
         elif "embed" in name or "lm_head" in name:
             parameter.copy_(0.3 * noise)
-        elif parameter.ndim == 1:
+        elif parameter.ndim == 1 or name.endswith("_bias"):
             parameter.copy_(0.5 * noise)
         else:
             parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)

@@ -59,11 +59,15 @@ class ExpertNames:
     """The names of a mixture of experts in the checkpoint.
 
     Args:
-        module: the layer's module that holds `gate`, the router, and `experts.N`.
+        module: the layer's module that holds router and experts.
         gate: a matrix of each expert, whose product goes through the activation.
         up: the matrix whose product is multiplied by that.
         down: the last matrix.
         width: the field of config.json that holds an expert's width.
+        router: the router's module.
+        is_stacked: the experts' matrices are two stacks, [E, K, 2F] and [E, F, K], of which the
+            first alternates between gate and up, and so are their biases; the three names above
+            are not used. Otherwise each expert has its own: `experts.N`.
     """
 
     module: str = "mlp"
@@ -71,6 +75,8 @@ class ExpertNames:
     up: str = "up_proj"
     down: str = "down_proj"
     width: str = "moe_intermediate_size"
+    router: str = "gate"
+    is_stacked: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ class Mixture:
         top_k: k, from 1 to E.
         is_normalised: the weights of a token's experts sum to 1.
         names: in the checkpoint.
+        bias: the router and the experts' matrices have biases.
+        gate: how an expert's gate and up become one.
     """
 
     width: int
@@ -90,6 +98,8 @@ class Mixture:
     top_k: int
     is_normalised: bool
     names: ExpertNames = ExpertNames()
+    bias: bool = False
+    gate: nk.Gate = nk.Gate()  # noqa: RUF009  # frozen
 
     def parameters(self, hidden_size: int) -> int:
         """Weights of its products, over all ranks, that one token is multiplied by."""

@@ -10,6 +10,8 @@ Shapes: T tokens of a step, R rows that sample, E hidden size, H heads (Hq, Hkv)
 V vocabulary.
 """
 
+from collections.abc import Iterator
+
 import nv_kernels as nk
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ from nv_models.feed_forward import feed_forward
 from nv_models.layers.embedding import Embedding, vocabulary_ends
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import ProjectionNorm, RMSNorm
-from nv_models.placement import Placement
+from nv_models.placement import Placement, Shard
 from nv_models.rope import cos_sin_table
 
 
@@ -53,8 +55,10 @@ class Attention(nn.Module):
         self.q_norm = head_norm(config, config.num_q_heads, q_heads, placement)
         self.k_norm = head_norm(config, config.num_kv_heads, kv_heads, placement)
         self.eps = config.rms_norm_eps
-        self.num_q_heads = len(q_heads)
+        self.q_heads = q_heads
         self.spec = layer.attention
+        self.sinks = placement.empty(len(q_heads)) if layer.attention.sinks else None
+        self.all_q_heads = config.num_q_heads
 
     def forward(
         self,
@@ -75,11 +79,13 @@ class Attention(nn.Module):
             cos_sin,
             kv,
             context.slot_mapping,
-            self.num_q_heads,
+            len(self.q_heads),
             stream.hidden.dtype,
         )  # [T, Hq, D]
         plan = context.plans[self.spec.window]
-        attended = context.backend.attend(q, kv, context.attention, plan, self.spec)
+        attended = context.backend.attend(
+            q, kv, context.attention, plan, self.spec, sinks=self.sinks
+        )
         return self.o_proj(attended.flatten(1), stream)
 
     def _projected(self, stream: nk.Stream, norm: RMSNorm | None) -> tuple[torch.Tensor, nk.Stream]:
@@ -90,6 +96,11 @@ class Attention(nn.Module):
         qkv, stream = self.qkv_proj.whole(stream, norm)
         q, k, v = torch.split(qkv, [part.rows for part in self.qkv_proj.parts], dim=1)
         return torch.cat((q_norm(q), k_norm(k), v), dim=1), stream
+
+    def shards(self, name: str) -> Iterator[Shard]:
+        """The sinks of this rank's heads, if there are any."""
+        if self.sinks is not None:
+            yield Shard(self.sinks, f"{name}.sinks", (self.all_q_heads,), 0, self.q_heads.start)
 
 
 def head_norm(

@@ -20,6 +20,8 @@ from huggingface_hub.errors import (
 )
 
 COMMIT = re.compile(r"[0-9a-f]{4,40}")
+COPIES = ["original/*", "metal/*"]
+"""Folders in which Llama's and GPT-OSS's repositories keep the weights in another form."""
 
 
 def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
@@ -33,7 +35,11 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
             be used, or a cache that cannot be written or read.
     """
     try:
-        found = Path(snapshot_download(name, revision=revision, allow_patterns=[*patterns]))
+        found = Path(
+            snapshot_download(
+                name, revision=revision, allow_patterns=[*patterns], ignore_patterns=COPIES
+            )
+        )
     except RevisionNotFoundError as error:
         raise ValueError(f"{name} has no revision {revision!r}") from error
     except (

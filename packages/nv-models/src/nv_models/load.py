@@ -17,6 +17,7 @@ from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
 from nv_models.checkpoint.joined import JoinedCheckpoint
+from nv_models.checkpoint.mxfp4 import MXFP4Checkpoint, is_packed
 from nv_models.checkpoint.pytorch import PyTorchCheckpoint
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
@@ -177,7 +178,8 @@ def joined(body: Checkpoint, pooler: PoolerConfig | None) -> JoinedCheckpoint:
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:
     """The folder's weights in the wanted format."""
     if load_format in {"auto", "safetensors"} and any(folder.glob("*.safetensors*")):
-        return SafetensorsCheckpoint(folder)
+        found = SafetensorsCheckpoint(folder)
+        return MXFP4Checkpoint(found) if any(map(is_packed, found.shapes)) else found
     if load_format in {"auto", "pt"} and any(folder.glob("pytorch_model*.bin*")):
         return PyTorchCheckpoint(folder)
     if load_format in {"auto", "gguf"} and (file := gguf_in(folder)):

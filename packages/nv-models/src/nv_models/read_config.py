@@ -114,8 +114,8 @@ def model_config(
 ) -> ModelConfig:
     """The record of the contents of config.json and of what generation_config.json adds."""
     architecture = supported_architecture(strings(raw, "architectures"))
-    refuse_quantized(raw)
     row = ARCHITECTURES[architecture]
+    refuse_quantized(raw, row)
     values = {**row.defaults, **raw}
     refuse_unsupported(values, row)
     num_q_heads = size(values, "num_attention_heads")

@@ -63,11 +63,12 @@ FEATURES = ACTIVATIONS | {
 """Keys that switch something on which is not built, unless the architecture's row reads it."""
 
 
-def refuse_quantized(raw: Mapping[str, Any]) -> None:
+def refuse_quantized(raw: Mapping[str, Any], row: Architecture) -> None:
     """Raise NotImplementedError for a checkpoint whose weights are not plain floats."""
     method = None
     if quantization := table(raw, "quantization_config") or table(raw, "compression_config"):
         method = quantization.get("quant_method") or "unknown"
+        method = None if method == row.quantization else method
     for name in ("dtype", "torch_dtype"):
         if NARROW.fullmatch(str(raw.get(name))):
             method = f"{name} is {raw[name]}"

@@ -130,6 +130,7 @@ class Architecture:
         factors: reads the factors on embedding, residual and logits.
         reads: fields that `layers` and `factors` read, or that its class computes. Any other field
             that would change the numbers is refused (`support`).
+        quantization: `quant_method` of the quantized checkpoints that are read; None: none are.
         defaults: fields that transformers' config class adds where config.json lacks them.
         gguf: `general.architecture` of its GGUF files; None: its GGUF files are not read.
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
@@ -153,6 +154,7 @@ class Architecture:
     layers: Callable[[Values, LayerSpec], tuple[LayerSpec, ...]] = alike
     factors: Callable[[Values], Factors] = lambda _: Factors()
     reads: frozenset[str] = frozenset()
+    quantization: str | None = None
     defaults: Values = field(default_factory=dict)
     gguf: str | None = None
     gguf_rotates_neighbours: bool = False

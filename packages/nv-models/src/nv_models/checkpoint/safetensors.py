@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from nv_models.checkpoint.mxfp4 import is_packed
 from nv_models.checkpoint.weight_files import Naming, WeightFiles
 from nv_models.pointer import POINTER, is_pointer
 
@@ -50,8 +51,9 @@ class SafetensorsCheckpoint:
             return
         for name in names:
             view = opened.get_slice(name)
-            if view.get_dtype() not in DTYPES:
-                self.broken.append(f"{name} in {file} is {view.get_dtype()}, not plain floats")
+            wanted, kind = ({"U8"}, "bytes") if is_packed(name) else ({*DTYPES}, "plain floats")
+            if view.get_dtype() not in wanted:
+                self.broken.append(f"{name} in {file} is {view.get_dtype()}, not {kind}")
             if name in self.shapes:
                 self.broken.append(f"{name} in {file} is also in another file")
             self.shapes[name] = tuple(view.get_shape())
@@ -62,15 +64,17 @@ class SafetensorsCheckpoint:
         return name
 
     def dtype(self) -> torch.dtype:
-        """The dtype of the first tensor."""
-        for name, file in self._files.items():
-            return DTYPES.get(file.get_slice(name).get_dtype(), torch.float32)
-        return torch.float32
+        """The dtype of the first tensor of floats."""
+        stored = (file.get_slice(name).get_dtype() for name, file in self._files.items())
+        return next((DTYPES[dtype] for dtype in stored if dtype in DTYPES), torch.float32)
 
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""
         view = self._files[name].get_slice(name)
         kept = (slice(None),) * dim + (slice(start, start + target.shape[dim]),)
         with torch.device("cpu"):  # else it is the default device, whatever a user made that
-            values = view[kept]
-        target.copy_(values)
+            if dim and target.ndim > 2:  # of a stack a matrix at a time: it may take gigabytes
+                for index, matrix in enumerate(target):
+                    matrix.copy_(view[(index, *kept[1:])])
+            else:
+                target.copy_(view[kept])

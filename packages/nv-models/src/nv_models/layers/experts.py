@@ -20,17 +20,19 @@ class Router(Linear):
     """The normed stream [T, K] -> a logit for each expert [T, E], in the model's dtype."""
 
     def __init__(self, hidden_size: int, kind: Mixture, placement: Placement) -> None:
-        super().__init__(kind.num_experts, hidden_size, False, placement)
+        super().__init__(kind.num_experts, hidden_size, kind.bias, placement)
         self.kind = kind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, K] -> [T, E], the same on every rank."""
-        return self.weight.linear(x)
+        return self.weight.linear(x, self.bias)
 
     def shards(self, name: str) -> Iterator[Shard]:
-        """The whole matrix."""
-        source = f"{module_of(name, self.kind)}.gate.weight"
-        yield Shard(self.values, source, tuple(self.values.shape))
+        """The whole matrix, and the whole bias."""
+        source = f"{module_of(name, self.kind)}.{self.kind.names.router}"
+        yield Shard(self.values, f"{source}.weight", tuple(self.values.shape))
+        if self.bias is not None:
+            yield Shard(self.bias, f"{source}.bias", tuple(self.bias.shape))
 
 
 class ExpertMLPs(nn.Module):
@@ -39,7 +41,9 @@ class ExpertMLPs(nn.Module):
     Attributes:
         gate_up: [E, 2F of this rank, K], which the loader fills.
         down: [E, K, F of this rank].
-        experts: both and their products, made by `finish` once they are loaded.
+        gate_up_bias: [E, 2F of this rank] or None.
+        down_bias: [E, K] or None.
+        experts: all of them and their products, made by `finish` once they are loaded.
     """
 
     experts: nk.Experts
@@ -51,13 +55,26 @@ class ExpertMLPs(nn.Module):
         width = len(self.kept)
         self.gate_up = placement.empty(kind.num_experts, 2 * width, hidden_size)
         self.down = placement.empty(kind.num_experts, hidden_size, width)
+        self.gate_up_bias = placement.empty(kind.num_experts, 2 * width) if kind.bias else None
+        self.down_bias = placement.empty(kind.num_experts, hidden_size) if kind.bias else None
+        self.is_first = placement.parallel.rank == 0
         self.arithmetic = placement.arithmetic
         self.rank_sum = placement.rank_sum()
 
     def finish(self) -> None:
         """Lay the matrices out as the device multiplies fastest, in place where it can be."""
+        if self.kind.names.is_stacked:
+            separate(self.gate_up)
+            if self.gate_up_bias is not None:
+                separate(self.gate_up_bias)
         self.experts = self.arithmetic.experts(
-            nk.DenseExperts(self.gate_up.detach(), self.down.detach())
+            nk.DenseExperts(
+                self.gate_up.detach(),
+                self.down.detach(),
+                self.gate_up_bias,
+                self.down_bias if self.is_first else None,  # the sum over the ranks has it once
+                self.kind.gate,
+            )
         )
         del self.gate_up, self.down
 
@@ -73,8 +90,11 @@ class ExpertMLPs(nn.Module):
         return self.experts.linear_add(x, routing, stream, self.rank_sum)
 
     def shards(self, name: str) -> Iterator[Shard]:
-        """Each expert's three matrices."""
+        """Each expert's three matrices, or the stacks of all."""
         names, start = self.kind.names, self.kept.start
+        if names.is_stacked:
+            yield from self._stacks(f"{module_of(name, self.kind)}.experts")
+            return
         size = self.down.shape[1]
         for expert in range(self.kind.num_experts):
             own = f"{module_of(name, self.kind)}.experts.{expert}"
@@ -83,6 +103,24 @@ class ExpertMLPs(nn.Module):
             yield Shard(up, f"{own}.{names.up}.weight", (self.kind.width, size), 0, start)
             down = f"{own}.{names.down}.weight"
             yield Shard(self.down[expert], down, (size, self.kind.width), 1, start)
+
+    def _stacks(self, module: str) -> Iterator[Shard]:
+        """The stacks of all experts' matrices, and of their biases."""
+        count, size, _ = self.down.shape
+        width, start = self.kind.width, self.kept.start
+        gate_up, down = self.gate_up.transpose(1, 2), self.down.transpose(1, 2)
+        yield Shard(gate_up, f"{module}.gate_up_proj", (count, size, 2 * width), 2, 2 * start)
+        yield Shard(down, f"{module}.down_proj", (count, width, size), 1, start)
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            source = f"{module}.gate_up_proj_bias"
+            yield Shard(self.gate_up_bias, source, (count, 2 * width), 1, 2 * start)
+            yield Shard(self.down_bias, f"{module}.down_proj_bias", (count, size))
+
+
+def separate(stack: torch.Tensor) -> None:
+    """Put each expert's rows of gate, which alternate with those of up, before them."""
+    for rows in stack:  # a second copy of one expert at a time
+        rows.copy_(torch.cat((rows[::2], rows[1::2])))
 
 
 def module_of(name: str, kind: Mixture) -> str:
