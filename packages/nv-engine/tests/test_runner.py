@@ -3,20 +3,22 @@
 import json
 import random
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
 from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk
 from nv_engine.config import EngineConfig
+from nv_engine.device import start
 from nv_engine.device.buckets import batches
+from nv_engine.device.memory import GIB
 from nv_engine.device.runner import Runner
 from nv_engine.device.sampling_tables import STOP_BYTES, SamplingTables
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.start import choose_device, start_runner
 from nv_engine.params import SamplingParams
-from nv_models import ModelPlan, plan_model
+from nv_models import ModelPlan, TensorParallel, plan_model
 
 BLOCK = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
@@ -101,8 +103,8 @@ def test_chunks_mixed_with_decodes_equal_transformers(checkpoint: Path, greedy) 
     expected = [row.tokens + greedy(row.tokens, 6) for row in (first, second)]
     admit(runner, [first])
     more = {"admissions": (second.admission(),), "appends": (second.append(),)}
-    for start, stop in [(0, 7), (7, 30), (30, 31), (31, 45)]:
-        step(runner, [first, second], [first.decode(), second.prefill(start, stop)], **more)
+    for first_token, stop in [(0, 7), (7, 30), (30, 31), (31, 45)]:
+        step(runner, [first, second], [first.decode(), second.prefill(first_token, stop)], **more)
         more = {}
     step(runner, [first, second], [first.decode(), second.decode()])
     for _ in range(4):
@@ -258,6 +260,46 @@ def test_k1_every_batch_size_has_a_bucket(max_num_seqs: int) -> None:
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == max_num_seqs
     assert all(any(size >= n for size in sizes) for n in range(1, max_num_seqs + 1))
+
+
+@pytest.mark.parametrize(
+    ("enforce_eager", "peaks"), [(False, (3, 5)), (False, (5, 3)), (True, (3, 5))]
+)
+def test_k3_graphs_and_the_sampler_are_in_the_budget(
+    checkpoint, monkeypatch, enforce_eager, peaks
+) -> None:
+    """A card of 80 GiB is played: the trial steps run on the CPU, and their peaks are given."""
+    config = EngineConfig(
+        model=str(checkpoint), device="cpu", kvcache_block_size=BLOCK, max_num_seqs=6,
+        max_num_batched_tokens=64, gpu_memory_utilization=0.95, enforce_eager=enforce_eager,
+    )  # fmt: skip
+    plan = start.plan_start(config, TensorParallel())
+    make, run, ran = start._make_trial_runner, Runner.run, []
+    monkeypatch.setattr(start, "_make_trial_runner", lambda _, model: make(plan, model))
+    monkeypatch.setattr(
+        Runner, "run", lambda runner, batch: ran.append(batch) or run(runner, batch)
+    )
+    left = iter(peaks)
+    monkeypatch.setattr(start, "peak_bytes", lambda _, work: work() and next(left) * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10 * GIB)
+    card = replace(plan, device=torch.device("cuda", 0))
+    num_blocks, graph_room = start._count_blocks(card, plan.model.load())
+
+    prefill, decode = ran
+    assert sum(chunk.num_tokens for chunk in prefill.chunks) == 64
+    for batch in ran:
+        assert len(batch.chunks) == 6  # every sequence that there may be draws
+        assert all(chunk.samples for chunk in batch.chunks)
+    assert [chunk.num_tokens for chunk in decode.chunks] == [1] * 6
+    for each in prefill.admissions:  # with every filter, which is when the sampler takes the most
+        assert each.params.temperature > 0
+        assert 0 < each.params.top_p < 1
+    assert graph_room == (0 if enforce_eager else 5 * GIB)
+    used = 10 * GIB + peaks[0] * GIB + graph_room + start.SLACK_BYTES
+    kv = num_blocks * plan.block_need.block_bytes
+    assert used + kv <= int(0.95 * 80 * GIB) < used + kv + plan.block_need.block_bytes
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -81,7 +81,7 @@ def test_every_task_of_pooling_in_both_encodings(pooling, kind, task, params):
     ("kind", "path", "fields", "param", "words"),
     [
         ("embedder", "/classify", {}, None, "has embed and token_embed, and this route needs clas"),
-        ("embedder", "/pooling", {"task": "classify"}, None, "this route needs classify"),
+        ("embedder", "/pooling", {"task": "classify"}, "task", "this model has embed, token_embed"),
         ("classifier", "/v1/embeddings", {}, None, "this route needs embed: use /classify and /p"),
         ("classifier", "/pooling", {"task": "score"}, "task", "it must be 'embed', 'classify'"),
         ("classifier", "/pooling", {"dimensions": 2}, "dimensions", "are not embeddings"),

@@ -115,7 +115,7 @@ WRONG = [
     ("/v1/score", {"text_1": "a"}, "text_2"),
     ("/v1/score", {"text_2": "a"}, "text_1"),
     ("/v1/score", {}, "text_1"),
-    ("/v1/score", {"text_1": "a", "text_2": "b", "data_1": "c"}, "data_2"),
+    ("/v1/score", {"text_1": "a", "text_2": "b", "data_1": "c"}, "text_1"),
     ("/v1/score", {"queries": "a", "text_2": "b"}, "text_1"),
     ("/v1/score", {"text_1": "", "text_2": "b"}, "text_1"),
     ("/v1/score", {"text_1": "a", "text_2": ["b", ""]}, "text_2.1"),
@@ -129,6 +129,7 @@ WRONG = [
     ("/v1/rerank", {"query": "a"}, "documents"),
     ("/v1/rerank", {"documents": ["a"]}, "query"),
     ("/v1/rerank", {"query": 5, "documents": ["a"]}, "query"),
+    ("/v1/rerank", {"query": None, "documents": ["a"]}, "query"),
     ("/v1/rerank", {"query": {"x": "a"}, "documents": ["a"]}, "query"),
     ("/v1/rerank", {"query": "", "documents": ["a"]}, "query"),
     ("/v1/rerank", {"query": "a", "documents": []}, "documents"),
@@ -152,10 +153,8 @@ def test_a_wrong_field_is_named_and_nothing_is_run(pooling, kind, path, body, pa
     assert response.status_code == 400, response.text
     ErrorEnvelope.model_validate(response.json())
     error = response.json()["error"]
-    assert (error["param"] or "").startswith(param.partition(".")[0]), error
-    if "c" * 60 not in str(body) or kind == "embedder":
-        assert error["param"].startswith(param), error
-    assert error["param"].partition(".")[0] in error["message"]
+    assert error["param"] == param, error
+    assert param in error["message"]
     assert served.work == before
 
 
@@ -163,13 +162,21 @@ def test_a_text_of_a_pair_that_is_too_long_is_named(pooling):
     served, _ = pooling("embedder")
     long = "c" * MAX_LEN
     for body, param in (
-        ({"text_1": long, "text_2": ["a", "b"]}, "text_1.0"),
+        ({"text_1": long, "text_2": ["a", "b"]}, "text_1"),
         ({"text_1": "a", "text_2": ["b", long]}, "text_2.1"),
         ({"text_1": ["a", "b"], "text_2": ["b", long]}, "text_2.1"),
     ):
         error = served.post("/v1/score", body).json()["error"]
         assert (error["param"], error["code"]) == (param, "context_length_exceeded")
         assert f"{param} has {MAX_LEN + 1} tokens" in error["message"]
+    served, _ = pooling("reranker")
+    for body, param in (
+        ({"text_1": "a", "text_2": long}, "text_2"),
+        ({"text_1": "a", "text_2": ["b", long]}, "text_2.1"),
+    ):
+        error = served.post("/v1/score", body).json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+        assert f"{param} with its text_1 has {MAX_LEN + 2} tokens" in error["message"]
 
 
 def test_a_model_of_three_labels_makes_no_scores(pooling):

@@ -151,6 +151,6 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 _SHORT_NAMES = frozenset(
-    {"n", "temperature", "seed", "stop", "logprobs", "dimensions", "normalize"}
+    {"n", "temperature", "seed", "stop", "logprobs", "dimensions", "normalize", "task"}
 )
 """Fields of parameters without an underscore, which could be the first word of any sentence."""

@@ -27,6 +27,7 @@ class ClassifyJob(PooledInputJob):
     operation = "classify"
 
     def __init__(self, asked: ClassifyRequest, service: Service, request_id: str) -> None:
+        service.check_task("classify")
         super().__init__(asked, "classify", service, f"classify-{request_id}")
         self._labels = service.pooler.labels
 

@@ -29,6 +29,7 @@ class EmbeddingsJob(PooledInputJob):
 
     def __init__(self, asked: EmbeddingsRequest, service: Service, request_id: str) -> None:
         name = f"embd-{request_id}"
+        service.check_task("embed")
         super().__init__(asked, "embed", service, name, dimensions=asked.dimensions)
         self._encoding = asked.encoding_format
 

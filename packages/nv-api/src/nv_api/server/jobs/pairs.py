@@ -5,7 +5,7 @@ Owns what its texts mean. What is made of the scores is its kinds'.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nv_engine.values import shown
 
@@ -19,13 +19,49 @@ from nv_api.server.protocol.pooled import Pooled
 from nv_api.server.service import Service
 
 
+class Side(NamedTuple):
+    """The first or the second texts of pairs."""
+
+    name: str
+    """Of the field."""
+    texts: list[str]
+    is_list: bool
+
+    @classmethod
+    def of(cls, given: Any, name: str) -> "Side":  # noqa: ANN401
+        """The texts of a field.
+
+        Args:
+            given: a text or a list of texts, each of which may be an object with a `text`.
+            name: of the field.
+
+        Raises:
+            ApiError: 400, it is none of these, or a text is empty.
+        """
+        if not isinstance(given, list):
+            return cls(name, [_text(given, name)], is_list=False)
+        if not given:
+            raise invalid(f"{name} is []: give at least one text", name)
+        texts = [_text(each, f"{name}.{index}") for index, each in enumerate(given)]
+        return cls(name, texts, is_list=True)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The texts as prompts."""
+        return [Prompt(text, None) for text in self.texts]
+
+    def place(self, index: int) -> str:
+        """Where one of the texts is in the request."""
+        return f"{self.name}.{index}" if self.is_list else self.name
+
+
 class PairsJob(PooledJob):
     """Pairs of texts to score.
 
     Args:
         asked: the request.
-        names: of its two fields with texts.
-        sides: their texts: one and any number, or as many of each.
+        first: one text, or as many as there are second ones.
+        second: any number.
         service: the server's parts.
         name: of the response.
 
@@ -34,19 +70,18 @@ class PairsJob(PooledJob):
     """
 
     def __init__(
-        self,
-        asked: Pooled,
-        names: tuple[str, str],
-        sides: tuple[Sequence[str], Sequence[str]],
-        service: Service,
-        name: str,
+        self, asked: Pooled, first: Side, second: Side, service: Service, name: str
     ) -> None:
         service.check_task("embed", "score")
-        self._names = names
-        with refusals(names[0]):
-            first, second = paired(_prompts(sides[0]), _prompts(sides[1]), names)
-        self._scoring = Scoring(first, second, service.pooler)
+        with refusals(first.name):
+            pairs = paired(first.prompts, second.prompts, (first.name, second.name))
+        self._first = first
+        self._second = second
+        self._scoring = Scoring(*pairs, service.pooler)
         super().__init__(asked, self._scoring.task, service, name)
+        self.field = second.name
+        if not self._scoring.embeds:
+            self.beside = f" with its {first.name}"
         self.params = self._scoring.params(self.params)
         self.num_sequences = self._scoring.num_prompts
 
@@ -54,37 +89,20 @@ class PairsJob(PooledJob):
         """The prompts, tokenized."""
         service = self._service
         template = None if self._scoring.embeds else service.options.chat_template
-        with refusals(self._names[1]):
+        with refusals(self.field):
             made = await asyncio.to_thread(self._scoring.prompts, service.llm.text, template)
         return self.kept(made)
 
-    def place(self, index: int) -> str:
-        """The field that a prompt is made of."""
-        number = index - self._scoring.num_first
-        if number < 0:
-            return f"{self._names[0]}.{index}"
-        return f"{self._names[1]}.{number}"
+    def place(self, index: int, num_prompts: int) -> str:
+        """The text that a prompt is made of, or the second of its two."""
+        num_first = self._scoring.num_first
+        if index < num_first:
+            return self._first.place(index)
+        return self._second.place(index - num_first)
 
     def scores(self, results: Sequence[PooledValues]) -> list[float]:
         """One for each pair."""
         return [values.floats()[0] for values in self._scoring.scores(results)]
-
-
-def texts(given: Any, name: str) -> list[str]:  # noqa: ANN401
-    """The texts of a field.
-
-    Args:
-        given: a text or a list of texts, each of which may be an object with a `text`.
-        name: of the field.
-
-    Raises:
-        ApiError: 400, it is none of these, or a text is empty.
-    """
-    if not isinstance(given, list):
-        return [_text(given, name)]
-    if not given:
-        raise invalid(f"{name} is []: give at least one text", name)
-    return [_text(each, f"{name}.{index}") for index, each in enumerate(given)]
 
 
 def _text(given: Any, place: str) -> str:  # noqa: ANN401
@@ -95,7 +113,3 @@ def _text(given: Any, place: str) -> str:  # noqa: ANN401
         )
     with refusals(place):
         return checked_text(text, place)
-
-
-def _prompts(side: Sequence[str]) -> list[Prompt]:
-    return [Prompt(text, None) for text in side]

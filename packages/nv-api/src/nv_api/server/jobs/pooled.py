@@ -40,6 +40,8 @@ class PooledJob(ABC):
     operation: str
     field = "input"
     """Of the request: what the prompts are made of."""
+    beside = ""
+    """In errors: what else a prompt is made of."""
 
     def __init__(
         self,
@@ -49,7 +51,6 @@ class PooledJob(ABC):
         name: str,
         **more: Any,  # noqa: ANN401
     ) -> None:
-        service.check_task(task)
         _check_built(asked)
         self._service = service
         self.model = service.name_of(asked.model)
@@ -89,9 +90,9 @@ class PooledJob(ABC):
     def items(self, results: Sequence[PooledValues]) -> Sequence[dict[str, Any]]:
         """Of each entry of `data`, all fields but its index."""
 
-    def place(self, index: int) -> str:
-        """The entry of the field that one of several prompts is made of."""
-        return f"{self.field}.{index}"
+    def place(self, index: int, num_prompts: int) -> str:
+        """The field, or its entry, that a prompt is made of."""
+        return self.field if num_prompts == 1 else f"{self.field}.{index}"
 
     def kept(self, prompts: Sequence[TokenPrompt]) -> list[TokenPrompt]:
         """The prompts, truncated if that is asked for, with the request's salt.
@@ -104,10 +105,10 @@ class PooledJob(ABC):
             kept = truncated(prompts, [self.params] * len(prompts), max_model_len)
         for index, prompt in enumerate(kept):
             if len(prompt.token_ids) > max_model_len:
-                place = self.field if len(kept) == 1 else self.place(index)
+                place = self.place(index, len(kept))
                 raise invalid(
-                    f"{place} has {len(prompt.token_ids)} tokens and this model's maximum context "
-                    f"length is {max_model_len} tokens: shorten it, or send "
+                    f"{place}{self.beside} has {len(prompt.token_ids)} tokens and this model's "
+                    f"maximum context length is {max_model_len} tokens: shorten it, or send "
                     "truncate_prompt_tokens: -1, which keeps the last ones",
                     place,
                     NO_ROOM,

@@ -8,7 +8,7 @@ from typing import Any
 
 from nv_api.pooling_outputs import PooledValues
 from nv_api.server.errors import invalid
-from nv_api.server.jobs.pairs import PairsJob, texts
+from nv_api.server.jobs.pairs import PairsJob, Side
 from nv_api.server.protocol.rerank import RerankRequest
 from nv_api.server.service import Service
 
@@ -32,11 +32,12 @@ class RerankJob(PairsJob):
             raise invalid(
                 f"top_n is {asked.top_n}: it must be at least 1, or 0 for all documents", "top_n"
             )
-        self._documents = texts(asked.documents, "documents")
-        self._top_n = asked.top_n or len(self._documents)
+        documents = Side.of(asked.documents, "documents")
+        self._documents = documents.texts
+        self._top_n = asked.top_n or len(documents.texts)
         self._shows_documents = asked.return_documents is not False
-        sides = texts(asked.query, "query"), self._documents
-        super().__init__(asked, ("query", "documents"), sides, service, f"rerank-{request_id}")
+        query = Side.of(asked.query, "query")
+        super().__init__(asked, query, documents, service, f"rerank-{request_id}")
 
     def response(self, results: Sequence[PooledValues]) -> dict[str, Any]:
         """The response, but for its usage."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from nv_api.pooling_outputs import PooledValues
 from nv_api.server.errors import invalid
-from nv_api.server.jobs.pairs import PairsJob, texts
+from nv_api.server.jobs.pairs import PairsJob, Side
 from nv_api.server.protocol.score import ScoreRequest
 from nv_api.server.service import Service
 
@@ -36,9 +36,8 @@ class ScoreJob(PairsJob):
     operation = "score"
 
     def __init__(self, asked: ScoreRequest, service: Service, request_id: str) -> None:
-        first, second = _names(asked)
-        sides = texts(getattr(asked, first), first), texts(getattr(asked, second), second)
-        super().__init__(asked, (first, second), sides, service, f"score-{request_id}")
+        first, second = (Side.of(getattr(asked, name), name) for name in _names(asked))
+        super().__init__(asked, first, second, service, f"score-{request_id}")
 
     def items(self, results: Sequence[PooledValues]) -> list[dict[str, Any]]:
         """The scores."""
@@ -52,10 +51,13 @@ def _names(asked: ScoreRequest) -> tuple[str, str]:
         ApiError: 400, it does not have exactly one of the pairs.
     """
     given = {name for pair in NAMES for name in pair if getattr(asked, name) is not None}
-    found = [pair for pair in NAMES if given == {*pair}]
-    if found:
+    if found := [pair for pair in NAMES if given == {*pair}]:
         return found[0]
-    missing = [name for pair in NAMES if given & {*pair} for name in pair if name not in given]
-    names = " or ".join(f"{first} and {second}" for first, second in NAMES)
+    for pair in NAMES:
+        for name, other in (pair, pair[::-1]):
+            if given == {name}:
+                raise invalid(f"{other} is missing: give it beside {name}", other)
+    others = " or ".join(f"{first} and {second}" for first, second in NAMES[1:])
     has = f"has {', '.join(sorted(given))}" if given else "has no texts"
-    raise invalid(f"the request {has}: give {names}", missing[0] if missing else "text_1")
+    first, second = NAMES[0]
+    raise invalid(f"the request {has}: give {first} and {second} (or {others})", first)

@@ -10,21 +10,23 @@ from pydantic import WithJsonSchema
 from nv_api.server.protocol.chat import Messages
 from nv_api.server.protocol.fields import Asked, Given, Inputs, Integer, Json, PromptTokensDetails
 
-_TEXT = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {
-            "type": "object",
-            "required": ["text"],
-            "properties": {"text": {"type": "string", "minLength": 1}},
-        },
-    ]
-}
+_TEXTS: list[Json] = [
+    {"type": "string", "minLength": 1},
+    {
+        "type": "object",
+        "required": ["text"],
+        "properties": {"text": {"type": "string", "minLength": 1}},
+    },
+]
+Text = Annotated[Any, WithJsonSchema({"anyOf": _TEXTS})]
+"""A text, or an object with a `text`; `jobs/pairs.py` checks it."""
 Texts = Annotated[
     Any,
-    WithJsonSchema({"anyOf": [*_TEXT["anyOf"], {"type": "array", "items": _TEXT, "minItems": 1}]}),
+    WithJsonSchema(
+        {"anyOf": [*_TEXTS, {"type": "array", "items": {"anyOf": _TEXTS}, "minItems": 1}]}
+    ),
 ]
-"""A text or a list; a text may be an object with a `text`. `jobs/pairs.py` checks it."""
+"""One of these or a list."""
 
 
 class Pooled(Asked):

@@ -1,15 +1,13 @@
 """The shapes of /v1/rerank, /v2/rerank and /rerank; Cohere's and Jina's, as vLLM has them."""
 
-from typing import Any
-
 from nv_api.server.protocol.fields import Given, Integer
-from nv_api.server.protocol.pooled import Pooled, PooledUsage, Texts
+from nv_api.server.protocol.pooled import Pooled, PooledUsage, Text, Texts
 
 
 class RerankRequest(Pooled):
     """A query, and texts to sort by how well they answer it."""
 
-    query: str | dict[str, Any]
+    query: Text
     documents: Texts
     top_n: Integer | None = None
     """Most results to return; 0: all."""
