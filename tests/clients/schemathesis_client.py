@@ -28,4 +28,4 @@ def test_openapi(served, tmp_path):
         check=False,
     )
     assert found.returncode == 0, found.stdout
-    assert re.search(r"Tested: 20\b", found.stdout), found.stdout
+    assert re.search(r"Tested: 25\b", found.stdout), found.stdout

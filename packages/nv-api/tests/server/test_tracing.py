@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import nv_api.server.tracing
 import pytest
 from nv_api.server import ServeOptions
+from pooling_models import PoolingServer
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -119,10 +121,44 @@ def test_a_request_that_fails_or_is_left_is_a_span_with_an_error(serve, collecto
         assert values(span)["gen_ai.response.finish_reasons"] == [kind]
 
 
-def test_a_collector_that_is_not_there_harms_no_request(serve, monkeypatch):
+def test_a_collector_that_never_answers_holds_up_no_request(monkeypatch, serve):
     monkeypatch.setattr("nv_api.server.tracing.CLOSING_SECONDS", 0.05)
-    served = serve(otlp_endpoint="http://127.0.0.1:1")
-    assert served.complete("ab").status_code == 200
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "8")
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        collector.settimeout(5)
+        served = serve(otlp_endpoint=f"http://127.0.0.1:{collector.getsockname()[1]}")
+        begun = time.monotonic()
+        assert served.complete("ab").status_code == 200
+        connection, _ = collector.accept()  # a span is on its way
+        with connection:
+            assert connection.recv(5).startswith(b"POST ")
+            assert served.complete("ab").status_code == 200
+            served.until(served.idle)
+            assert time.monotonic() - begun < 5
+
+
+def test_embeddings_are_a_span_too(pooling, collector):
+    folder = pooling("embedder")[0].folder
+    served = PoolingServer(folder, otlp_endpoint=collector.url)
+    try:
+        answer = served.post(
+            "/v1/embeddings", {"input": ["xylophone", "b"], "dimensions": 3}
+        ).json()
+        served.until(lambda: collector.spans)
+    finally:
+        served.close()
+    (span,) = collector.spans
+    found = values(span)
+    assert span.name == "embeddings m/tiny"
+    assert span.status.code == 0
+    assert found["gen_ai.operation.name"] == "embeddings"
+    assert found["gen_ai.embeddings.dimension.count"] == 3
+    assert found["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
+    assert found["gen_ai.usage.output_tokens"] == 0
+    assert found["gen_ai.response.finish_reasons"] == ["stop", "stop"]
+    assert found["gen_ai.latency.time_in_model_inference"] > 0
+    assert "xylophone" not in str(span)
 
 
 def test_a_wrong_endpoint_is_refused():
