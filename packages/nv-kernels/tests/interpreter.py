@@ -1,4 +1,4 @@
-"""Triton kernels on a CPU: the interpreter, with bf16 and dots corrected, in its own process.
+"""Triton kernels on a CPU: the interpreter, with bf16 and dots corrected, in a process of its own.
 
 A test module of kernels uses DEVICE and `on_device`, and calls `run_interpreted(__file__)` in one
 test of the outer process. Its other tests then run twice: here under TRITON_INTERPRET=1 on small
@@ -6,16 +6,13 @@ sizes, and on a card.
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from interpreter_process import running_interpreter
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETING else "cuda"
-ROOT = Path(__file__).parents[3]
 
 
 def on_device(test):
@@ -26,16 +23,11 @@ def on_device(test):
 outer_only = pytest.mark.skipif(INTERPRETING, reason="starts the interpreter")
 
 
-def run_interpreted(module: str, *arguments: str) -> None:
-    """Run a test module's device tests under the interpreter; fail with its output."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("NV_REQUIRE_GPU", None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", module, *arguments]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout, done.stdout
+def run_interpreted(module: str) -> None:
+    """Run a test module's device tests in the interpreter; fail with its output."""
+    code, output = running_interpreter().run(module)
+    assert code == 0, f"exit code {code}\n{output[-8000:]}"
+    assert " passed" in output, output
 
 
 def _nearest_bfloat16(data):
@@ -99,4 +91,7 @@ def mend_interpreter() -> None:
 
 
 if INTERPRETING:
+    from quick_interpreter import quicken_interpreter
+
     mend_interpreter()
+    quicken_interpreter()
