@@ -34,6 +34,7 @@ from null_server import NullServer
 from nv_api.bench.figures import figures
 from nv_api.bench.load import INFINITY, Load
 from nv_api.bench.pace import Run
+from report import report
 from serving_cost import cpu_time, free_port
 from workload import VOCAB, model_folder, uniform_workload
 
@@ -75,6 +76,7 @@ def main() -> None:
         generators.close()
     if args.offline and results.has_time:
         results.add("alone", "LLM", alone(str(folder), small=args.small))
+    report("serving_card", {"rows": results.rows}, str(results.path))  # last: it opens the card
     print(results.table(), flush=True)
 
 
@@ -129,7 +131,7 @@ class Results:
     """The figures so far, in a file and as a table."""
 
     def __init__(self, path: Path, seconds: float) -> None:
-        self._path = path
+        self.path = path
         self._began = time.monotonic()
         self._seconds = seconds
         self.rows: list[dict[str, Any]] = []
@@ -142,7 +144,7 @@ class Results:
         """Keep a part's figures; the file is whole after each."""
         now = round(time.monotonic() - self._began, 1)
         self.rows.append({"part": part, "server": server, "at_s": now, **found})
-        self._path.write_text(json.dumps(self.rows, indent=1) + "\n")
+        self.path.write_text(json.dumps(self.rows, indent=1) + "\n")
         print(f"{now:6.1f} s  {server:6} {part}", flush=True)
 
     def table(self) -> str:
