@@ -256,6 +256,22 @@ def test_a_full_queue_is_429(served, monkeypatch):
     served.until(served.is_idle)
 
 
+def test_a_body_that_is_too_large_and_a_request_that_takes_too_long(served, monkeypatch):
+    options = vars(served.service.options)  # they are frozen
+    before = served.work
+    monkeypatch.setitem(options, "max_body_bytes", 20)
+    response = served.post(PATH, {"input": "a" * 30})
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "body_too_large")
+    monkeypatch.setitem(options, "request_timeout", 0.1)
+    with served.paused():
+        response = served.post(PATH, {"input": "ab"})
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "timeout")
+        assert "within 0.1 s" in response.json()["error"]["message"]
+        served.until(lambda: served.host.engine.metrics.num_waiting == 0)
+    assert served.work == (before[0] + 1, before[1])
+    served.until(served.is_idle)
+
+
 def test_metrics_count_them(served, embed):
     def value(name):
         (line,) = [

@@ -269,6 +269,11 @@ def test_openapi_names_every_route(serve):
         "/v1/messages/count_tokens", "/classify", "/pooling",
         "/score", "/rerank", "/v2/rerank",
     } == schema["paths"].keys()  # fmt: skip
+    embeddings, score = (
+        schema["components"]["schemas"][name] for name in ("EmbeddingsRequest", "ScoreRequest")
+    )
+    assert embeddings["oneOf"] == [{"required": ["input"]}, {"required": ["messages"]}]
+    assert {"required": ["queries", "documents"]} in score["oneOf"]
     for path in "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages":
         stream = schema["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
         assert stream["itemSchema"]["required"] == ["data"]  # a `schema` would describe one event

@@ -9,16 +9,8 @@ from typing import Any
 from nv_api.pooling_outputs import PooledValues
 from nv_api.server.errors import invalid
 from nv_api.server.jobs.pairs import PairsJob, Side
-from nv_api.server.protocol.score import ScoreRequest
+from nv_api.server.protocol.score import NAMES, ScoreRequest
 from nv_api.server.service import Service
-
-NAMES = (
-    ("text_1", "text_2"),
-    ("queries", "documents"),
-    ("queries", "items"),
-    ("data_1", "data_2"),
-)
-"""Of the first and the second texts."""
 
 
 class ScoreJob(PairsJob):

@@ -5,7 +5,7 @@ Owns the shapes; names are vLLM's.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import ConfigDict, JsonValue, WithJsonSchema
 
 from nv_api.server.protocol.chat import Messages
 from nv_api.server.protocol.fields import Asked, Given, Inputs, Integer, Json, PromptTokensDetails
@@ -27,6 +27,16 @@ Texts = Annotated[
     ),
 ]
 """One of these or a list."""
+
+
+def one_of(*names: tuple[str, ...]) -> ConfigDict:
+    """Shows in a schema that a request has exactly one of some groups of fields.
+
+    Args:
+        *names: of each group.
+    """
+    groups: list[JsonValue] = [{"required": [*group]} for group in names]
+    return ConfigDict(json_schema_extra={"oneOf": groups})
 
 
 class Pooled(Asked):
@@ -52,6 +62,8 @@ class Pooled(Asked):
 
 class PooledInput(Pooled):
     """Texts or token ids, or one conversation."""
+
+    model_config = one_of(("input",), ("messages",))
 
     input: Inputs | None = None
     add_special_tokens: bool | None = None
