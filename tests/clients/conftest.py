@@ -27,6 +27,10 @@ OPTIONS = [
 ]
 MAKE = "import sys; from pathlib import Path; from tiny_checkpoint import make; "
 LOADING_SECONDS = 300
+MAX_EXAMPLES = 20
+"""Of schemathesis, for each route."""
+NOT_DECLARED = "positive_data_acceptance"
+"""A JSON schema cannot say all that the server refuses: null characters, or a name of a model."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,27 @@ def served(request, folder):
         process.stderr.close()
     assert exit_code == 0
     assert "Traceback" not in "".join(lines), "".join(lines)
+
+
+@pytest.fixture
+def schemathesis(served, tmp_path):
+    """Runs schemathesis over a server's routes; returns what it prints."""
+
+    def run(*options):
+        program = Path(sys.executable).with_name("schemathesis")
+        found = subprocess.run(
+            [
+                *(program, "run", f"{served.url}/openapi.json", f"--max-examples={MAX_EXAMPLES}"),
+                *(f"--exclude-checks={NOT_DECLARED}", "--request-timeout=60", "--no-color"),
+                *("--header", f"Authorization: Bearer {served.key}", "--seed=1", *options),
+            ],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert found.returncode == 0, found.stdout
+        return found.stdout
+
+    return run
