@@ -33,7 +33,7 @@ def write_chain(folder, logits_VV, target):
     (target / "generation_config.json").unlink()
     tensors = load_file(target / "model.safetensors")
     for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"model.layers.0.{name}.weight"].zero_()
+        tensors[f"model.layers.0.{name}.weight"] *= 1e-30  # zeros would be warned of
     length = VOCAB**0.5  # of a normalized unit vector; a large one, so that eps does not show
     tensors["model.embed_tokens.weight"] = 100 * torch.eye(VOCAB)
     tensors["lm_head.weight"] = (logits_VV.T / length).contiguous()

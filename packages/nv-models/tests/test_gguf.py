@@ -251,9 +251,11 @@ def test_a_head_unlike_the_embedding(tiny_checkpoint, write_gguf, tmp_path, shap
     )
 
 
-def test_alignment_of_zero(write_header, tmp_path):
-    write_header(tmp_path / "m.gguf", "llama", {"general.alignment": 0})
-    with pytest.raises(ValueError, match=r"general.alignment is 0: it must be a positive integer"):
+@pytest.mark.parametrize("alignment", [0, 7])
+def test_an_alignment_that_is_no_power_of_two(write_header, tmp_path, alignment):
+    write_header(tmp_path / "m.gguf", "llama", {"general.alignment": alignment})
+    sentence = f"general.alignment is {alignment}: it must be a power of two; download or convert"
+    with pytest.raises(ValueError, match=sentence):
         resolve(tmp_path / "m.gguf")
 
 

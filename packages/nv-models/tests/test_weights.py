@@ -1,7 +1,9 @@
 """The strict loader: one error that lists everything, and known extras that are not errors."""
 
 import json
+import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -199,6 +201,38 @@ def test_16_folders_and_links_in_place_of_files(tiny_checkpoint):
         load_model(folder)
 
 
+PIPES = ["model.safetensors", "model.safetensors.index.json", "config.json", "model.gguf"]
+
+
+@pytest.fixture
+def in_time():
+    """Raises an error in a test that waits for a pipe's writer."""
+
+    def interrupt(*_):
+        raise TimeoutError("the test waits")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("in_time")
+@pytest.mark.parametrize("name", PIPES)
+def test_16_a_pipe_in_place_of_a_file(tiny_checkpoint, name):
+    folder = tiny_checkpoint()
+    if name == "model.gguf":
+        (folder / "model.safetensors").unlink()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises((FileNotFoundError, ValueError), match=f"{name} is a pipe or a device, not"):
+        load_model(folder / name if name == "model.gguf" else folder)
+    if name == "model.gguf":
+        with pytest.raises(FileNotFoundError, match=r"model.gguf is a pipe or a device, not a fil"):
+            load_model(folder)
+
+
 @pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\xff" * 64])
 def test_corrupt_file(tiny_checkpoint, data):
     folder = tiny_checkpoint()
@@ -392,8 +426,7 @@ def test_16_an_end_of_zeros_is_refused(edited, name, options):
 
 def test_16_zeros_that_a_checkpoint_may_hold(edited, tiny_model, tmp_path):
     def some_rows(tensors):
-        tensors["lm_head.weight"][100:].zero_()
-        tensors["model.layers.0.input_layernorm.weight"].zero_()
+        tensors["lm_head.weight"][:-1].zero_()  # all rows but one
 
     load_model(edited(some_rows))
     folder = shutil.copytree(tiny_model("Gemma3"), tmp_path / "gemma")
@@ -401,6 +434,16 @@ def test_16_zeros_that_a_checkpoint_may_hold(edited, tiny_model, tmp_path):
     tensors["model.norm.weight"].zero_()  # it multiplies by 1 + weight
     save_file(tensors, folder / "model.safetensors")
     load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["input_layernorm.weight", "self_attn.o_proj.weight"])
+def test_16_zeros_within_the_layers_are_warned_of(edited, name):
+    folder = edited(lambda tensors: tensors[f"model.layers.0.{name}"].zero_())
+    sentence = (
+        f"{folder}: all zeros, .* are model.layers.0.{name}; download or convert it again, un"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        load_model(folder)
 
 
 def test_16_the_zeros_at_the_end_of_a_gguf_file(tiny_checkpoint, write_gguf, tmp_path):

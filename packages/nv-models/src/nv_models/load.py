@@ -27,7 +27,7 @@ from nv_models.placement import Finished, Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
 from nv_models.read_config import ConfigFiles
-from nv_models.weights import fill_dummy, load_weights, refuse_zeros, warn_of_another_head
+from nv_models.weights import check_zeros, fill_dummy, load_weights, warn_of_another_head
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 WANTED = {
@@ -72,13 +72,14 @@ class ModelPlan:
                 last norm is all zeros.
 
         Warns:
-            UserWarning: the files hold another head than the embedding, which the model ties.
+            UserWarning: the files hold another head than the embedding, which the model ties, or
+                other matrices that are all zeros.
         """
         model = self._build(self.placement).eval()
         if self.checkpoint:
             load_weights(model, self.checkpoint)
             if self.placement.parallel.rank == 0:
-                refuse_zeros(model, self.checkpoint)
+                check_zeros(model, self.checkpoint)
                 warn_of_another_head(model, self.checkpoint)
         else:
             fill_dummy(model, self.seed)

@@ -12,6 +12,7 @@ from pathlib import Path
 from nv_models.checkpoint.gguf.folder import gguf_folder
 from nv_models.checkpoint.gguf.parts import model_name, part_files
 from nv_models.listing import first_few
+from nv_models.missing import why_missing
 from nv_models.pointer import refuse_pointer
 
 DEMO = "demo"
@@ -60,6 +61,8 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         if not is_gguf(path):
             raise ValueError(f"{path} is a file, but neither a folder nor a .gguf file")
         return gguf_folder(path)
+    if path.exists():
+        raise ValueError(f"{path} {why_missing(path, '')}; give {FORMS}")
     if str(model) == DEMO:
         return gguf_folder(demo_file())
     if is_gguf(path) or not HUB_NAME.fullmatch(str(model)):

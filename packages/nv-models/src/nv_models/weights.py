@@ -87,27 +87,47 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
     return missing + unexpected + wrong
 
 
-def refuse_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
-    """Raise ValueError if the embedding, the head or the last norm is all zeros.
+def check_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
+    """Raise ValueError if the embedding, the head or the last norm is all zeros; warn of others.
 
-    An interrupted download leaves zeros in a file of the right size. Of tables some rows are
-    looked at. Gemma's norms multiply by 1 + weight, so theirs may be zeros.
+    An interrupted download leaves zeros in a file of the right size. Biases may be zeros, and
+    Gemma's norms, which multiply by 1 + weight. Other matrices are zeros in a few models that are
+    meant to be so. Some rows are looked at, and if these are zeros all.
 
     Args:
         model: filled, and not finished yet.
         checkpoint: of which it was filled.
     """
     is_plain = not model.config.norm_kind.offset
-    for shard in list_shards(model):
-        is_norm = shard.source.endswith(NORM) and ".layers." not in shard.source
-        if not shard.source.endswith(TABLES) and not (is_norm and is_plain):
-            continue
-        step = 1 if is_norm else -(-len(shard.target) // COMPARED_ROWS)
-        if shard.target.numel() and not shard.target[::step].any():
-            raise ValueError(
-                f"{checkpoint.place}: {checkpoint.name_in_file(shard.source)} is all zeros, as an "
-                f"interrupted download leaves it; {AGAIN}"
-            )
+    looked_at = [
+        shard
+        for shard in list_shards(model)
+        if shard.target.numel()
+        and not shard.source.endswith("bias")
+        and (is_plain or not shard.source.endswith(NORM))
+    ]
+    are_filled = torch.stack([some_rows(shard.target).any() for shard in looked_at]).tolist()
+    pairs = zip(looked_at, are_filled, strict=True)
+    suspects = [shard for shard, is_filled in pairs if not is_filled]
+    sources = [shard.source for shard in suspects if not shard.target.any()]
+    zeros = [checkpoint.name_in_file(source) for source in dict.fromkeys(sources)]
+    if any(source.endswith((*TABLES, NORM)) and ".layers." not in source for source in sources):
+        raise ValueError(
+            f"{checkpoint.place}: {', '.join(first_few(zeros))} is all zeros, as an interrupted "
+            f"download leaves it; {AGAIN}"
+        )
+    if zeros:
+        warnings.warn(
+            f"{checkpoint.place}: all zeros, as an interrupted download leaves them, are "
+            f"{', '.join(first_few(zeros))}; {AGAIN}, unless the model is meant to be so",
+            stacklevel=2,
+        )
+
+
+def some_rows(values: torch.Tensor) -> torch.Tensor:
+    """At most COMPARED_ROWS indices of each dimension but the last: a view."""
+    steps = (-(-size // COMPARED_ROWS) for size in values.shape[:-1])
+    return values[tuple(slice(None, None, step) for step in steps)]
 
 
 def warn_of_another_head(model: nn.Module, checkpoint: Checkpoint) -> None:

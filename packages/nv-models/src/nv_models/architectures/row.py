@@ -118,8 +118,9 @@ class Architecture:
         qkv_bias: whether q, k and v have biases: True, False, or the name of the field of
             config.json that decides.
         output_bias: the same of attention's output.
-        mlp_bias: the same of gate, up and down.
-        activation: of the MLP's gate, "silu" or "gelu_pytorch_tanh" (transformers' names).
+        mlp_bias: the same of the MLP's matrices.
+        activation: of the MLP, by transformers' name: of its gate "silu" or "gelu_pytorch_tanh", or
+            "relu" where it has no gate.
         activation_field: the field of config.json that names it.
         width_field: the field of config.json with the width of the MLP.
         norms: the norms of a layer.

@@ -72,9 +72,15 @@ class SafetensorsCheckpoint:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""
         view = self._files[name].get_slice(name)
         kept = (slice(None),) * dim + (slice(start, start + target.shape[dim]),)
-        with torch.device("cpu"):  # else it is the default device, whatever a user made that
-            if dim and target.ndim > 2:  # of a stack a matrix at a time: it may take gigabytes
-                for index, matrix in enumerate(target):
-                    matrix.copy_(view[(index, *kept[1:])])
-            else:
-                target.copy_(view[kept])
+        if dim and target.ndim > 2:  # of a stack a matrix at a time: it may take gigabytes
+            for index, matrix in enumerate(target):
+                matrix.copy_(_read(view, (index, *kept[1:])))
+        else:
+            target.copy_(_read(view, kept))
+
+
+def _read(view: Any, kept: tuple[Any, ...]) -> torch.Tensor:  # noqa: ANN401
+    """Some of a tensor's values in memory."""
+    with torch.device("cpu"):  # else it is the default device, whatever a user made that
+        values: torch.Tensor = view[kept]
+    return values

@@ -67,6 +67,9 @@ class WeightFiles:
 
     def _indexed(self, index: Path) -> list[Path]:
         """The files that an index names."""
+        if not index.is_file():
+            self.broken.append(f"{index} {why_missing(index, 'is missing')}")
+            return []
         try:
             weight_map = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
             return [index.parent / name for name in sorted(set(weight_map.values()))]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from nv_models.checkpoint.gguf.parts import part_files
+from nv_models.missing import why_missing
 from nv_models.pointer import refuse_pointer
 
 SCALARS = dict(enumerate("BbHhIif?", 0)) | {10: "Q", 11: "q", 12: "d"}
@@ -48,7 +49,7 @@ def read_header(file: Path) -> Header:
     """Parse the head of a GGUF file, and of all parts of its model.
 
     Raises:
-        FileNotFoundError: a part does not lie beside the others.
+        FileNotFoundError: a part does not lie beside the others, or is a folder or a pipe.
         ValueError: not GGUF, a version or byte order that is not read, a file that ends early, or
             parts that do not belong together.
     """
@@ -85,8 +86,11 @@ def read_part(file: Path) -> Header:
     """Parse the head of one file.
 
     Raises:
+        FileNotFoundError: it is a folder or a pipe.
         ValueError: not GGUF, a version or byte order that is not read, or a file that ends early.
     """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} {why_missing(file, 'does not exist')}; {AGAIN}")
     refuse_pointer(file)
     with file.open("rb") as stream:
         magic, version = stream.read(4), stream.read(4)
@@ -112,9 +116,9 @@ def parse(file: Path, stream: BinaryIO) -> Header:
         kind, offset = read_scalar(stream, "I"), read_scalar(stream, "Q")
         relative[name] = TensorInfo(tuple(reversed(dims)), kind, offset, file)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    if not isinstance(alignment, int) or alignment < 1:
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(
-            f"{file}: general.alignment is {alignment!r}: it must be a positive integer; {AGAIN}"
+            f"{file}: general.alignment is {alignment!r}: it must be a power of two; {AGAIN}"
         )
     start = -(-stream.tell() // alignment) * alignment
     tensors = {name: replace(info, offset=start + info.offset) for name, info in relative.items()}
