@@ -2,8 +2,9 @@
 
 import inspect
 
+import numpy as np
 import pytest
-from nv_api import LLM, AsyncLLM, SamplingParams
+from nv_api import LLM, AsyncLLM, PoolingParams, SamplingParams, StructuredOutputsParams
 from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
 
 USER = [{"role": "user", "content": "hi"}]
@@ -196,3 +197,54 @@ def test_16_score_needs_two_texts(scripted):
 
 def test_every_name_has_its_advice():
     assert VLLM_NAMES.unbuilt.keys() == VLLM_NAMES.instead.keys()
+
+
+PARTS = [{"role": "user", "content": [{"type": ["text"], "text": "hi"}]}]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda llm: llm.generate([None]), TypeError, "the prompt is a NoneType"),
+        (lambda llm: llm.generate([1, None]), TypeError, "holds None among its token ids"),
+        (
+            lambda llm: llm.generate({"prompt_token_ids": [None]}),
+            TypeError,
+            "the prompt holds None among its token ids",
+        ),
+        (
+            lambda llm: llm.generate({"prompt": "a", "multi_modal_data": np.ones(2)}),
+            NotImplementedError,
+            "'multi_modal_data', which is not built yet",
+        ),
+        (lambda llm: llm.chat(USER, tools=np.ones(2)), TypeError, "tools is array.*must be a list"),
+        (
+            lambda llm: llm.chat(USER, chat_template_content_format=np.ones(2)),
+            ValueError,
+            "chat_template_content_format is array.*: it must be one of 'auto', 'string', 'openai'",
+        ),
+        (lambda llm: llm.chat(PARTS), NotImplementedError, r"type \['text'\] is not built"),
+        (lambda llm: llm.abort_request([1, 2]), TypeError, r"request_id is \[1, 2\]: .* one id"),
+        (lambda llm: LLM(None), ValueError, "model is None: it must be a name that is not empty"),
+        (lambda llm: LLM(["a"]), ValueError, r"model is \['a'\]: it must be a name"),
+        (
+            lambda llm: SamplingParams(bad_words=["\ud800"]),
+            ValueError,
+            "bad_words has a character that is not valid Unicode at position 0",
+        ),
+        (
+            lambda llm: SamplingParams(stop="a\ud800"),
+            ValueError,
+            "stop has .* at position 1",
+        ),
+        (
+            lambda llm: StructuredOutputsParams(json=np.ones(2)),
+            ValueError,
+            "structured_outputs.json is array.*, which is not JSON",
+        ),
+        (lambda llm: PoolingParams(task=np.ones(2)), ValueError, "task is array.*must be one of"),
+    ],
+)
+def test_16_a_value_of_a_wrong_type_is_one_sentence(scripted, call, error, message):
+    with pytest.raises(error, match=message):
+        call(scripted())

@@ -6,6 +6,7 @@ import math
 import shutil
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 from nv_api import LLM, AsyncLLM, PoolingParams, SamplingParams
@@ -198,6 +199,8 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
         (lambda llm: llm.classify("a"), ValueError, "task is 'classify': this model has embed"),
         (lambda llm: llm.reward("a"), ValueError, "task is 'classify': this model has embed"),
         (lambda llm: llm.encode("a"), ValueError, "encode needs a task: .*embed, token_embed"),
+        (lambda llm: llm.encode("a", pooling_task=np.ones(2)), ValueError, "task is array"),
+        (lambda llm: llm.embed("a", prompt_name=["query"]), ValueError, "this model has 'query'"),
         (lambda llm: llm.encode("a", pooling_task="x"), ValueError, "task is 'x': it must be one"),
         (lambda llm: llm.score("a", []), ValueError, "data_2 is empty"),
         (lambda llm: llm.score(["a", "b"], ["c"] * 3), ValueError, "2 texts and data_2 3"),

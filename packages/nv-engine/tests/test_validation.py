@@ -79,6 +79,10 @@ def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
         engines[0].add_list([EngineRequest([5, 6], params), EngineRequest([], params)])
     with pytest.raises(ValueError, match=r"^the prompt is empty"):
         engines[0].add_list([EngineRequest([], params)])
+    with pytest.raises(TypeError, match=r"^the request is 'a': it must be an EngineRequest"):
+        engines[0].add("a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^params is None: it must be a SamplingParams"):
+        engines[0].add_list([EngineRequest([5], params), EngineRequest([5], None)])  # type: ignore[arg-type]
     assert not engines[0].has_unfinished
     found = []
     for engine in engines:

@@ -9,13 +9,14 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
 from nv_engine.log import LOGGER
+from nv_engine.values import one_id, shown
 
 from nv_api import options as keywords
 from nv_api.arguments import VLLM_NAMES, params_list
@@ -63,6 +64,7 @@ OTHER_LOOP = (
     "this AsyncLLM belongs to another event loop, that of its first await: use it and close it "
     "within one asyncio.run, or make a new one in each"
 )
+NOT_READY = "the model is not loaded yet: await ready() first"
 DEAD = "the engine's process ended ({}): its log has the reason; start it anew"
 ERRORS = {
     kind.__name__: kind
@@ -92,7 +94,7 @@ class AsyncLLM(OneProcess):
     @VLLM_NAMES.arguments_of
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
         self._options = dict(options)
-        self._given = keywords.parse(str(model), options)
+        self._given = keywords.parse(model, options)
         self._process = HostProcess()  # imports torch while the files are read
         self.loss: str | None = None
         """Why nothing runs any more; None while it does."""
@@ -137,8 +139,9 @@ class AsyncLLM(OneProcess):
 
     @property
     def facts(self) -> ModelFacts:
-        """The loaded model's numbers."""
-        assert self._facts is not None, "the model is loaded: await ready()"
+        """The loaded model's numbers; raises RuntimeError before `ready`."""
+        if self._facts is None:
+            raise RuntimeError(NOT_READY)
         return self._facts
 
     @property
@@ -192,8 +195,9 @@ class AsyncLLM(OneProcess):
             EngineDead: the engine's process or its device is lost.
         """
         (tokenized,) = await self.tokenize([prompt])
-        async for output in self._outputs(tokenized, sampling_params, request_id):
-            yield output
+        async with aclosing(self._outputs(tokenized, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     @VLLM_NAMES.arguments_of
     async def chat(
@@ -231,8 +235,9 @@ class AsyncLLM(OneProcess):
             chat_template_content_format=chat_template_content_format,
         )
         prompt = await self.chat_prompt(messages, rendering)
-        async for output in self._outputs(prompt, sampling_params, request_id):
-            yield output
+        async with aclosing(self._outputs(prompt, sampling_params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
 
     @VLLM_NAMES.arguments_of
     async def encode(
@@ -273,7 +278,7 @@ class AsyncLLM(OneProcess):
     async def abort(self, request_id: str | int) -> None:
         """End a request, whose outputs end; an unknown or finished one is a no-op."""
         self._check_loop()
-        if stream := self._streams.get(self._names.get(request_id, -1)):
+        if stream := self._streams.get(self._names.get(one_id("request_id", request_id), -1)):
             stream.abort()
 
     @VLLM_NAMES.arguments_of
@@ -292,12 +297,20 @@ class AsyncLLM(OneProcess):
             EngineDead: the engine's process or its device is lost.
         """
         await self.ready()
+        if not isinstance(prompt, TokenPrompt):
+            raise TypeError(
+                f"prompt is {shown(prompt)}: it must be a TokenPrompt, which tokenize makes"
+            )
         own = params if isinstance(params, PoolingParams) else self._params_of(params)
         return await self._submit(prompt, own)
 
     async def _submit(
-        self, prompt: TokenPrompt, params: SamplingParams | PoolingParams
+        self,
+        prompt: TokenPrompt,
+        params: SamplingParams | PoolingParams,
+        name: str | int | None = None,
     ) -> RequestStream:
+        """Queue a request under a name, if it has one; nothing is awaited before it has it."""
         self._check_alive()
         assert self._processor is not None
         request: Request
@@ -307,6 +320,8 @@ class AsyncLLM(OneProcess):
             (request,) = self._processor.add([prompt], [params])
         number = request.request_id
         stream = self._streams[number] = RequestStream(request, partial(self._drop, number))
+        if name is not None:
+            self._names[name] = number
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
             await answer
@@ -384,13 +399,10 @@ class AsyncLLM(OneProcess):
         self, prompt: TokenPrompt, params: SamplingParams | PoolingParams, name: str | int | None
     ) -> AsyncIterator[RequestStream]:
         """A request under the user's name for it; it is aborted where the reader leaves."""
-        if name is not None and name in self._names:
+        if name is not None and one_id("request_id", name) in self._names:
             raise ValueError(f"request_id is {name!r}: a request in flight has that id")
-        stream = await self._submit(prompt, params)
-        if name is not None:
-            self._names[name] = stream.request.request_id
         try:
-            async with stream:
+            async with await self._submit(prompt, params, name) as stream:
                 yield stream
         finally:
             if name is not None:
@@ -446,7 +458,8 @@ class AsyncLLM(OneProcess):
         return params
 
     def _known(self) -> Prepared:
-        assert self._prepared is not None, "the model is known: await ready()"
+        if self._prepared is None:
+            raise RuntimeError(NOT_READY)
         return self._prepared
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -532,6 +545,8 @@ class AsyncLLM(OneProcess):
         self._streams.pop(request_id, None)
         if self._processor is not None:
             self._processor.abort(request_id)
+        if answer := self._waiting(request_id):  # the host gives none of a grammar that compiles
+            answer.set_result(None)
 
     def _end(self) -> None:
         """The connection is gone: whatever is in flight fails."""

@@ -66,7 +66,7 @@ def _part(part: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise TypeError(f"a message part is {shown(part)}: it must be {PART}")
     kind = given.get("type", "text")
-    if kind not in TEXT_OF:
+    if not isinstance(kind, str) or kind not in TEXT_OF:
         raise NotImplementedError(
             f"a message part of type {shown(kind)} is not built yet: only text is read"
         )

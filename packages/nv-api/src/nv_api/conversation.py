@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
-from nv_engine.values import boolean, shown
+from nv_engine.values import boolean, one_of, shown
 
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
@@ -64,12 +64,9 @@ class Rendering:
             raise TypeError(
                 f"chat_template_kwargs is {shown(self.chat_template_kwargs)}: it must be a dict"
             )
-        if self.chat_template_content_format not in CONTENT_FORMATS:
-            raise ValueError(
-                f"chat_template_content_format is {shown(self.chat_template_content_format)}: it "
-                f"must be one of {', '.join(map(repr, CONTENT_FORMATS))}"
-            )
-        tools = self.tools or ()
+        form = self.chat_template_content_format
+        one_of("chat_template_content_format", form, CONTENT_FORMATS)
+        tools = () if self.tools is None else self.tools
         if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
             raise TypeError(
                 f"tools is {shown(tools)}: it must be a list of JSON schemas, each a dict"

@@ -45,7 +45,7 @@ class LLM(PoolingMethods, OneProcess):
 
     @VLLM_NAMES.arguments_of
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
-        started = start(str(model), options)
+        started = start(model, options)
         self._session, self._tokenizer = started.session, started.tokenizer
         self._default_params, self._pooler = started.default_params, started.pooler
         self.tokenizer: PreTrainedTokenizerBase | None = (

@@ -117,7 +117,7 @@ class Options:
     skip_tokenizer_init: bool = False
 
 
-def parse(model: str, options: Mapping[str, Any]) -> Options:
+def parse(model: str | Path, options: Mapping[str, Any]) -> Options:
     """Sort keywords into the engine's and the tokenizer's.
 
     None stands for the default, except where None has a meaning of its own (`max_model_len`).
@@ -129,6 +129,7 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
     """
     known = _canonical(options)
     _warn_of_promises(known)
+    _check_place("model", model)
     kinds = {field.name: field.type for field in fields(EngineConfig)} | TOKENIZER
     kinds = {name: kind for name, kind in kinds.items() if name not in {"model", *FROM_TOKENIZER}}
     alone = (known.get("tensor_parallel_size") or 1) == 1
@@ -145,7 +146,8 @@ def parse(model: str, options: Mapping[str, Any]) -> Options:
         tokenizer_mode=given.get("tokenizer_mode", "auto"),
         skip_tokenizer_init=given.get("skip_tokenizer_init", False),
         engine=EngineConfig(
-            model=model, **{n: given[n] for n in given.keys() & kinds.keys() - TOKENIZER.keys()}
+            model=str(model),
+            **{n: given[n] for n in given.keys() & kinds.keys() - TOKENIZER.keys()},
         ),
     )
 
@@ -195,5 +197,10 @@ def _check_kind(name: str, value: object, kind: object) -> None:
         raise ValueError(f"{name} is {shown(value)}: it must be True or False")
     if kind is float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise ValueError(f"{name} is {shown(value)}: it must be a number")
-    if name in PLACES and (not isinstance(value, str | Path) or not str(value)):
+    if name in PLACES:
+        _check_place(name, value)
+
+
+def _check_place(name: str, value: object) -> None:
+    if not isinstance(value, str | Path) or not str(value):
         raise ValueError(f"{name} is {shown(value)}: it must be a name that is not empty")

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from nv_engine import PoolingParams
-from nv_engine.values import shown
+from nv_engine.pooling_params import TASKS
+from nv_engine.values import one_of, shown
 
 from nv_api.arguments import VLLM_NAMES, refuse_lora
 from nv_api.pooled_request import PooledRequest
@@ -256,6 +257,8 @@ def with_task(
         pooler: has the model's tasks.
         also: other tasks that the parameters may name.
     """
+    if task is not None:
+        one_of("pooling_task", task, TASKS)
     given = PoolingParams() if given is None else given
     listed = given if isinstance(given, Sequence) else [given] * num_prompts
     _check_params(listed)

@@ -33,7 +33,7 @@ def with_prompt(
         ValueError: an unknown name, or a name for token ids.
     """
     known = dict(pooler.prompts)
-    if name is not None and name not in known:
+    if name is not None and (not isinstance(name, str) or name not in known):
         names = f"this model has {', '.join(map(repr, known))}" if known else "this model has none"
         raise ValueError(
             f"prompt_name is {shown(name)}: {names} (config_sentence_transformers.json); put a "

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from nv_engine.values import shown
+from nv_engine.values import shown, unicode
 
 from nv_api.said import Place
 from nv_api.tokenizer import Tokenizer
@@ -108,14 +108,7 @@ def checked_text(text: str, name: str) -> str:
     """A prompt's text; raises ValueError if it is empty or not valid Unicode."""
     if not text:
         raise ValueError(f"{name} is empty: give at least one character")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} has a character that is not valid Unicode at position {error.start}: "
-            "decode the text with the encoding it was written in"
-        ) from None
-    return text
+    return unicode(name, text)
 
 
 def _token_ids(ids: object, name: str) -> list[int]:
@@ -125,19 +118,22 @@ def _token_ids(ids: object, name: str) -> list[int]:
         raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
     if ids and list(map(type, ids)).count(int) == len(ids):  # nearly always; a prompt is long
         return list(ids)
-    wrong = next((token for token in ids if not _is_integer(token)), None)
-    if wrong is not None:
+    if wrong := [token for token in ids if not _is_integer(token)]:
         raise TypeError(
-            f"{name} holds {shown(wrong)} among its token ids: every one must be an integer"
+            f"{name} holds {shown(wrong[0])} among its token ids: every one must be an integer"
         )
     if not ids:
         raise ValueError(f"{name} is empty: give at least one token id")
     return [operator.index(token) for token in ids]
 
 
+def _is_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, Mapping | Sequence) and not value)
+
+
 def _from_dict(prompt: Mapping[str, Any], name: str) -> Prompt:
     for key in prompt:
-        if key in UNBUILT_KEYS and prompt[key]:
+        if key in UNBUILT_KEYS and not _is_nothing(prompt[key]):
             raise NotImplementedError(
                 f"{name} has {shown(key)}, which is not built yet: leave it out"
             )

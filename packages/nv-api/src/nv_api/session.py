@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nv_engine.user_line import warn_user
+from nv_engine.values import one_id
 
 from nv_api.collector import CollectorPause
 from nv_api.interrupts import whole_step
@@ -184,6 +185,7 @@ class Session:
 
     def abort(self, request_id: int) -> None:
         """Abort a request and forget its results; an unknown id is a no-op."""
+        one_id("request_id", request_id)
         with self._alone():
             self._processor.abort(request_id)
         self._forget({request_id})

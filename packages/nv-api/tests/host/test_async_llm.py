@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import inspect
+import threading
 import time
 
 import pytest
-from nv_api import PoolingParams, SamplingParams
+from nv_api import PoolingParams, SamplingParams, StructuredOutputsParams
 from nv_api.async_llm import AsyncLLM, EngineDead
 from nv_api.prompts import TokenPrompt
 from scripted_device import EOS, ScriptedDevice
@@ -121,6 +122,67 @@ def test_abort_ends_the_outputs_and_frees_the_blocks(front_end):
             await llm.abort("mine")
             await llm.abort("unknown")
             await settled(llm)
+
+    asyncio.run(main())
+
+
+def test_16_a_request_has_its_name_before_the_engine_has_answered(front_end, monkeypatch):
+    """While its grammar compiles, no other can have the name, and it can be aborted by it."""
+    wait = threading.Event()
+    monkeypatch.setattr("nv_api.structured.grammar_compiler", lambda *_: lambda _: wait.wait(5))
+
+    async def main():
+        async with front_end() as llm:
+            bound = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+            outputs = llm.generate("abc", bound, "one")
+            reader = asyncio.create_task(anext(outputs))
+            while not llm.num_unfinished:
+                await asyncio.sleep(0.005)
+            with pytest.raises(ValueError, match="'one': a request in flight has that id"):
+                await anext(llm.generate("abc", PARAMS, "one"))
+            await llm.abort("one")
+            output = await asyncio.wait_for(reader, 2)
+            assert output.outputs[0].finish_reason == "abort"
+            wait.set()
+            await outputs.aclose()  # which frees the name at once
+            texts, _ = await texts_of(llm, "abcd", request_id="one")
+            assert texts[-1] == "abcd"
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda llm: llm.submit("abc"), TypeError, "prompt is 'abc': it must be a TokenPrompt"),
+        (lambda llm: llm.abort(["one"]), TypeError, r"request_id is \['one'\]: it must be one id"),
+        (lambda llm: anext(llm.generate("a", None, [])), TypeError, "request_id is .*one id"),
+    ],
+)
+def test_16_an_argument_of_a_wrong_type_is_one_sentence(front_end, call, error, message):
+    async def main():
+        async with front_end() as llm:
+            with pytest.raises(error, match=message):
+                await call(llm)
+            assert llm.num_unfinished == 0
+
+    asyncio.run(main())
+
+
+def test_16_what_is_known_only_after_the_start_is_refused_before_it(front_end):
+    async def main():
+        llm = front_end()
+        for call in (
+            llm.get_tokenizer,
+            llm.get_default_sampling_params,
+            lambda: llm.facts,
+            lambda: llm.text,
+            lambda: llm.pooler,
+        ):
+            with pytest.raises(RuntimeError, match="not loaded yet: await ready"):
+                call()
+        await llm.close()
 
     asyncio.run(main())
 

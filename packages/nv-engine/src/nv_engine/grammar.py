@@ -116,7 +116,8 @@ class StructuredOutputsParams:
 
     @property
     def _given(self) -> list[str]:
-        return [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        values = ((kind, getattr(self, kind)) for kind in KINDS)
+        return [kind for kind, value in values if value is not None and value is not False]
 
     @property
     def source(self) -> "GrammarSource":

@@ -189,6 +189,8 @@ class SamplingParams:
             raise ValueError(
                 f"stop is {shown(self.stop)}: every stop string must be a non-empty string"
             )
+        for text in self.stop_strings:
+            values.unicode("stop", text)
         if self.stop_strings and not self.detokenize:
             raise ValueError("stop strings need text: set detokenize=True, or use stop_token_ids")
 

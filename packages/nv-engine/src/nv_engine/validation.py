@@ -109,8 +109,13 @@ def check_kind(params: SamplingParams | PoolingParams, facts: ModelFacts) -> Non
     """Refuse parameters of the other kind of engine.
 
     Raises:
+        TypeError: parameters of neither kind.
         ValueError: sampling parameters where prompts are pooled, or the reverse.
     """
+    if not isinstance(params, SamplingParams | PoolingParams):
+        raise TypeError(
+            f"params is {shown(params)}: it must be a SamplingParams, or a PoolingParams"
+        )
     if facts.pooling is not None and isinstance(params, SamplingParams):
         raise ValueError(
             f"this engine pools ({', '.join(facts.pooling.tasks)}) and generates no text: call "

@@ -5,10 +5,12 @@ scalars and arrays are taken by their `tolist`, so neither is imported. Never kn
 means.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from numbers import Real
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_COUNT = 2**31 - 1
 """Largest count or token id: what a device keeps it in."""
@@ -73,7 +75,7 @@ def boolean(name: str, value: object) -> bool:
 
 def one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Check that a value is among the choices, which stays as it is."""
-    if value not in choices:
+    if plain(value) not in choices:
         raise ValueError(
             f"{name} is {shown(value)}: it must be one of {', '.join(map(repr, choices))}"
         )
@@ -111,7 +113,7 @@ def token_biases(name: str, value: object) -> dict[int, float]:
 
 
 def texts(name: str, value: object) -> list[str]:
-    """A list of non-empty strings, of a set in rising order."""
+    """A list of non-empty strings that are valid Unicode, of a set in rising order."""
     if isinstance(value, str):
         raise ValueError(
             f"{name} is {shown(value)}: it must be a list of strings, as [{shown(value)}]"
@@ -119,7 +121,28 @@ def texts(name: str, value: object) -> list[str]:
     items = _items(name, value, "a list of strings")
     if not all(isinstance(text, str) and text for text in items):
         raise ValueError(f"{name} is {shown(value)}: each must be a non-empty string")
+    for text in items:
+        unicode(name, text)
     return sorted(items) if isinstance(value, Set) else items
+
+
+def unicode(name: str, text: str) -> str:
+    """A text; raises ValueError if it has half of a surrogate pair, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has a character that is not valid Unicode at position {error.start}: "
+            "decode the text with the encoding it was written in"
+        ) from None
+    return text
+
+
+def one_id(name: str, value: T) -> T:
+    """An id, of whatever kind; raises TypeError for a list or another value that is none."""
+    if not isinstance(value, Hashable):
+        raise TypeError(f"{name} is {shown(value)}: it must be one id, so call once for each")
+    return value
 
 
 def _items(name: str, value: object, wanted: str) -> list[Any]:
