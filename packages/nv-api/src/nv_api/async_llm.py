@@ -336,6 +336,8 @@ class AsyncLLM(OneProcess):
     async def tokenize(self, prompts: Sequence[PromptLike]) -> list[TokenPrompt]:
         """Prompts as token ids, made in a thread; raises as `LLM.generate`."""
         await self._prepare()
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
+            raise TypeError(f"prompts is {shown(prompts)}: it must be a list of prompts")
         named = [single_prompt(prompt) for prompt in prompts]
         return await self._in_thread(lambda: tokenize(named, self.text))
 

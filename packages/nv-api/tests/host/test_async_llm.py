@@ -156,6 +156,8 @@ def test_16_a_request_has_its_name_before_the_engine_has_answered(front_end, mon
     ("call", "error", "message"),
     [
         (lambda llm: llm.submit("abc"), TypeError, "prompt is 'abc': it must be a TokenPrompt"),
+        (lambda llm: llm.tokenize("abc"), TypeError, "prompts is 'abc': it must be a list"),
+        (lambda llm: llm.tokenize(None), TypeError, "prompts is None: it must be a list"),
         (lambda llm: llm.abort(["one"]), TypeError, r"request_id is \['one'\]: it must be one id"),
         (lambda llm: anext(llm.generate("a", None, [])), TypeError, "request_id is .*one id"),
     ],
