@@ -247,6 +247,7 @@ def test_a_full_queue_is_429(served, monkeypatch):
         first = socket.create_connection(("127.0.0.1", served.port))
         first.sendall(request_bytes(PATH, {"input": ["ab"] * 4}))
         served.until(lambda: admission.num_in_flight == 4)
+        served.until(lambda: served.llm.stats.num_running == 0)  # they may be a step old
         response = served.post(PATH, {"input": "a"})
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "queue_full"
