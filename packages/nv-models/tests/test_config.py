@@ -388,5 +388,8 @@ def test_a_plan_parses_each_file_once(tmp_path, monkeypatch):
     module = importlib.import_module("nv_models.read_config")  # the package has its function
     monkeypatch.setattr(module, "read_json", counted)
     plan_model(tmp_path, load_format="dummy")
-    describe(tmp_path, runner="pooling")
+    described = describe(tmp_path, {"max_position_embeddings": 64}, runner="pooling")
     assert parsed == ["config.json", "generation_config.json"] * 2
+    plan = plan_model(tmp_path, load_format="dummy", files=described.files)
+    assert plan.config.max_position_embeddings == 64
+    assert len(parsed) == 4

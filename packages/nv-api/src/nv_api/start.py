@@ -61,7 +61,7 @@ def start(model: str, options: Mapping[str, Any]) -> Started:
 def prepare(given: keywords.Options) -> Prepared:
     """Find a model's files and load its tokenizer; errors are those of `LLM`."""
     path = resolve(given.engine.model, given.engine.revision)
-    config, pooler = describe(  # first: it refuses what is not supported
+    config, pooler, _ = describe(  # first: it refuses what is not supported
         path,
         given.engine.hf_overrides,
         runner=given.engine.runner,

@@ -19,6 +19,8 @@ class Description(NamedTuple):
     config: ModelConfig
     pooler: PoolerConfig | None
     """Of hidden states, in place of logits; None: it generates text."""
+    files: ConfigFiles
+    """The contents of both files, for `plan_model`."""
 
 
 def describe(
@@ -46,4 +48,4 @@ def describe(
     files = ConfigFiles.read(folder, hf_overrides)
     config = files.model_config()
     asked = Asked.of(runner, convert, task)
-    return Description(config, read_pooler(folder, config, asked, files.raw))
+    return Description(config, read_pooler(folder, config, asked, files.raw), files)

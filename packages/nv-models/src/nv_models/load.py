@@ -107,6 +107,7 @@ def plan_model(
     max_positions: int | None = None,
     pooler: PoolerConfig | None = None,
     hf_overrides: Mapping[str, Any] | None = None,
+    files: ConfigFiles | None = None,
 ) -> ModelPlan:
     """Decide how a checkpoint's model is loaded, without making any of it.
 
@@ -125,6 +126,7 @@ def plan_model(
             promises: the rotary embedding's table ends there.
         pooler: what the model makes of hidden states in place of logits, as `read_pooler` found it.
         hf_overrides: fields in place of those of config.json.
+        files: both config files with these overrides, if `describe` has read them already.
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
@@ -138,7 +140,7 @@ def plan_model(
             f"load_format is {load_format!r}: it must be one of {', '.join(LOAD_FORMATS)}"
         )
     folder = resolve(path)
-    files = ConfigFiles.read(folder, hf_overrides)
+    files = files or ConfigFiles.read(folder, hf_overrides)
     config = files.model_config()
     if parallel.rank == 0:
         files.warn_of_undrawable(config.vocab_size)

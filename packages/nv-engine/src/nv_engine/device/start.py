@@ -179,7 +179,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         ValueError: an option does not suit the model or the machine.
     """
     path = resolve(config.model, config.revision)
-    model_config, pooler = describe(
+    model_config, pooler, files = describe(
         path,
         config.hf_overrides,
         runner=config.runner,
@@ -199,7 +199,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         arithmetic="batch_invariant" if config.deterministic else "fast",
         max_positions=max_len,
         pooler=pooler,
-        hf_overrides=config.hf_overrides,
+        files=files,
     )
     architecture, dtype = model_config.architecture, model.placement.dtype
     LOGGER.info("model: %s (%s), %s on %s", config.model, architecture, dtype, device)
