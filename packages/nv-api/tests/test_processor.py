@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nv_api.collector import CollectorPause
+from nv_api.collector import CollectorPause, uncollected
 from nv_api.completion import Completion
 from nv_api.processor import Processor
 from nv_api.prompts import TokenPrompt
@@ -284,19 +284,72 @@ def test_a_thread_that_is_refused_leaves_the_collector_alone(engine, tokenizer):
     assert refused == [gc.isenabled()]
 
 
-def test_a_pause_that_has_ended_changes_nothing_any_more():
+@pytest.fixture
+def collecting():
+    """The collector runs and nothing is frozen; afterwards it is as it was."""
     was_enabled = gc.isenabled()
     gc.enable()
-    try:
-        pause = CollectorPause()
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+    (gc.enable if was_enabled else gc.disable)()
+
+
+def test_steps_do_not_collect_what_was_there_before(engine, tokenizer, monkeypatch, collecting):
+    session, seen = Session(engine, tokenizer), []
+    advance = engine.advance
+    monkeypatch.setattr(
+        engine, "advance", lambda: (seen.append(gc.get_freeze_count()), advance())[1]
+    )
+    session.run([prompt_of(tokenizer, "abc")], [SamplingParams()], False)
+    assert seen[0] == 0
+    assert min(seen[1:]) > 10_000
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_pause_that_has_ended_changes_nothing_any_more(collecting):
+    pause = CollectorPause()
+    pause.begin()
+    assert not gc.isenabled()
+    pause.narrow()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
+    pause.end()
+    assert gc.get_freeze_count() == 0
+    gc.disable()
+    gc.freeze()
+    pause.narrow()
+    pause.end()
+    assert not gc.isenabled()
+    assert gc.get_freeze_count() > 0
+
+
+def test_a_pause_within_a_pause_leaves_its_objects_frozen(collecting):
+    outer, inner = CollectorPause(), CollectorPause()
+    for pause in (outer, inner):
         pause.begin()
-        assert not gc.isenabled()
-        pause.end()
-        gc.disable()
-        pause.end()
-        assert not gc.isenabled()
-    finally:
-        (gc.enable if was_enabled else gc.disable)()
+        pause.narrow()
+    inner.end()
+    assert gc.get_freeze_count() > 10_000
+    outer.end()
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_a_program_froze_stays_frozen(engine, tokenizer, collecting):
+    gc.freeze()
+    Session(engine, tokenizer).run([prompt_of(tokenizer, "abc")], [SamplingParams()], False)
+    assert gc.get_freeze_count() > 10_000
+
+
+def test_a_start_collects_nothing(collecting):
+    seen = []
+    with pytest.raises(ZeroDivisionError), uncollected():
+        seen.append(gc.isenabled() / 0)
+    with uncollected():
+        seen.append(gc.isenabled())
+    assert seen == [False]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_call_from_within_a_bar_may_finish_what_its_caller_waits_for(engine, tokenizer):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from nv_engine import SamplingParams
 
 from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES, ParamsLike, params_list, refuse_lora
+from nv_api.collector import uncollected
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
 from nv_api.one_process import OneProcess
 from nv_api.outputs import CompletionOutput, RequestOutput
@@ -45,7 +46,8 @@ class LLM(PoolingMethods, OneProcess):
 
     @VLLM_NAMES.arguments_of
     def __init__(self, model: str, **options: Any) -> None:  # noqa: ANN401
-        started = start(model, options)
+        with uncollected():
+            started = start(model, options)
         self._session, self._tokenizer = started.session, started.tokenizer
         self._default_params, self._pooler = started.default_params, started.pooler
         self.tokenizer: PreTrainedTokenizerBase | None = (

@@ -229,13 +229,13 @@ class Session:
     def _finish(
         self, requests: Sequence[Request], progress: Progress, pause: CollectorPause
     ) -> None:
-        """Step until these requests have ended; the first step ends the pause."""
+        """Step until these requests have ended; the first step narrows the pause."""
         own = {request.request_id for request in requests}
         with progress:
             num_left = len(requests)
             while num_left and self._is_busy:  # a bar that calls back may have ended them
                 step, num_ended = self._advance(own)
-                pause.end()
+                pause.narrow()
                 num_left -= num_ended
                 progress.step(step.num_prefill_tokens, step.num_decode_tokens, num_ended)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nv_engine.spawned import SpawnedProcess
 
+from nv_api.collector import uncollected
 from nv_api.host.frames import Failed, Log, Ready, Start
 from nv_api.host.wire import Wire
 
@@ -56,7 +57,8 @@ def serve(wire: Wire, make_engine: "Callable[[EngineConfig], Engine]") -> bool:
         wire.close()
         return True
     try:
-        engine = make_engine(start.config)
+        with uncollected():
+            engine = make_engine(start.config)
     except Exception as error:  # whatever it is, the front end raises it
         wire.send(Failed(type(error).__name__, str(error)))
         wire.drain(SEND_SECONDS)
