@@ -1,0 +1,86 @@
+"""What two special kernels buy on a card: weights in shared memory first, and the greedy draw.
+
+Each beside the general kernel that would do its work, in turn in CUDA graphs: 28 layers of
+Qwen3-0.6B with Slab, with Dot of the same tiles, and with the library; the greedy kernels, and the
+draw at temperature 0.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from nv_kernels.linear import tuned
+from nv_kernels.linear.tuned import Dot, Form, Library, Slab
+from nv_kernels.sampling import triton_sample as sampling
+from report import report
+from step_parts import BF16, DEVICE, Model, error, graph_time, sampling_tensors, time_each
+
+ROWS = (3, 8, 16, 32, 64)
+DRAWS = (1, 64, 256)
+ROUNDS = 5
+VOCABULARY, HIDDEN = 151_936, 1024
+
+
+def as_dot(slab: Form) -> Form:
+    """The same tiles in Triton's pipelined loop."""
+    if not isinstance(slab, Slab):
+        return slab
+    return Dot(slab.block_m, 64, 128, slab.split_k, 4, True, 4, trigger=1, prefetch=True)
+
+
+def chain(tokens: int, model: Model) -> dict[str, float]:
+    """Milliseconds of 28 layers by form, the median of rounds in turn; and the largest error."""
+    inputs = model.inputs(tokens)
+    truth = model.plain(*inputs, dtype=torch.float32)
+    slab = tuned._slab
+    ways: dict[str, Callable[..., Form]] = {
+        "slab": slab,
+        "dot": lambda *shape: as_dot(slab(*shape)),
+        "library": lambda *_: Library(),
+    }
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    errors = []
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            tuned._slab = way
+            errors.append(error(model.run(*model.inputs(tokens)), truth))
+            found[name].append(graph_time(lambda: model.run(*inputs)) / 1e3)
+    tuned._slab = slab
+    return {name: round(median(at), 4) for name, at in found.items()} | {"error": max(errors)}
+
+
+def greedy(rows: int) -> dict[str, float]:
+    """Microseconds of both draws at temperature 0; their ids are the same."""
+    logits = [
+        torch.randn(rows, VOCABULARY, device=DEVICE).to(BF16) for _ in range(4 if rows > 1 else 16)
+    ]
+    special = sampling_tensors(rows, 0)
+    general = replace(special, all_greedy=False)
+    assert torch.equal(sampling.sample(logits[0], special), sampling.sample(logits[0], general))
+    found: dict[str, list[float]] = {"greedy": [], "draw": []}
+    for _ in range(ROUNDS):
+        for name, draws in (("greedy", special), ("draw", general)):
+            found[name].append(time_each(lambda x, d=draws: sampling.sample(x, d), logits))
+    return {name: round(median(at), 2) for name, at in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--save")
+    args = parser.parse_args()
+    figures: dict[str, Any] = {}
+    model = Model(HIDDEN, 16, 8, 3072, 28)
+    for tokens in ROWS:
+        figures[f"28 layers, {tokens} rows, ms"] = chain(tokens, model)
+    for rows in DRAWS:
+        figures[f"greedy, {rows} rows, us"] = greedy(rows)
+    for name, values in figures.items():
+        print(name, values, flush=True)
+    report("special_kernels", figures, args.save)
+
+
+if __name__ == "__main__":
+    main()
