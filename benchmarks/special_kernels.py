@@ -5,11 +5,12 @@ Qwen3-0.6B with Slab, with Dot of the same tiles, and with the library; the gree
 draw at temperature 0.
 """
 
+from __future__ import annotations
+
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from nv_kernels.linear import tuned
@@ -17,6 +18,9 @@ from nv_kernels.linear.tuned import Dot, Form, Library, Slab
 from nv_kernels.sampling import triton_sample as sampling
 from report import report
 from step_parts import BF16, DEVICE, Model, error, graph_time, sampling_tensors, time_each
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROWS = (3, 8, 16, 32, 64)
 DRAWS = (1, 64, 256)
