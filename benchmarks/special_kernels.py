@@ -1,4 +1,4 @@
-"""What two special kernels buy on a card: weights in shared memory first, and the greedy draw.
+"""Gain of two special kernels on a card: weights in shared memory first, and the greedy draw.
 
 Each beside the general kernel that would do its work, in turn in CUDA graphs: 28 layers of
 Qwen3-0.6B with Slab, with Dot of the same tiles, and with the library; the greedy kernels, and the
