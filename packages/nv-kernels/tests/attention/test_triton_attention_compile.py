@@ -42,6 +42,24 @@ FEATURED = [
 # 16 query columns, masked or wide with small blocks, need a few registers more: SPILLED bytes.
 SPILLED = 80
 WIDE = [(96, 12, 64, False, 90), (80, 16, 16, False, 90), (256, 9, 16, False, 90)]
+# The decode kernel has a setting for each of these numbers of rows. They are all compiled for the
+# usual shape and for those that use nearly all 255 registers; for another one, those that use most.
+EVERY = (1, 8, 64, 512)
+DECODE_ROWS = {
+    **dict.fromkeys(((128, 2, 256), (128, 16, 16), (256, 16, 64)), EVERY),
+    **dict.fromkeys(((80, 1, 64), (80, 16, 16)), (8, 64)),
+    (256, 2, 256): (1,),
+}
+
+
+def decode_cases():
+    """Cases with features or without, and rows: (head_dim, …, has_features, rows)."""
+    for cases, has_features in ((CASES + WIDE, False), (FEATURED, True)):
+        for case in cases:
+            head_dim, group, block_size, _, capability = case
+            shape = head_dim, group, block_size
+            for rows in DECODE_ROWS.get(shape, (8,)) if capability == 90 else (512,):
+                yield *case, has_features, rows
 
 
 def shape_of(head_dim, group, block_size) -> AttentionShape:
@@ -93,14 +111,11 @@ def attention_types(fp8):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [1, 8, 64, 512])
 @pytest.mark.parametrize(
-    ("head_dim", "group", "block_size", "fp8", "capability", "has_features"),
-    [*((*case, False) for case in CASES + WIDE), *((*case, True) for case in FEATURED)],
+    ("head_dim", "group", "block_size", "fp8", "capability", "has_features", "rows"),
+    [*decode_cases()],
 )
 def test_decode(head_dim, group, block_size, fp8, capability, has_features, rows, monkeypatch):
-    if rows != 512 and capability != 90:
-        pytest.skip("one setting is enough there")
     monkeypatch.setattr(settings, "num_multiprocessors", lambda device: 132)
     chosen = settings.decode_settings(shape_of(head_dim, group, block_size), rows)
     types = attention_types(fp8) | {"partials_ptr": "*fp32", "sums_ptr": "*fp32"}
