@@ -16,7 +16,7 @@ CHUNKS = [(5, 5), (3, 70), (0, 0), (40, 131)]
 # Groups, block sizes (smaller than a tile, as large, larger) and caches.
 OPTIONS = [
     {"heads": (2, 2), "block_size": 64},
-    {"heads": (4, 2), "block_size": 16, "padding": 5},
+    {"heads": (4, 2), "block_size": 16, "padding": 70},
     {"heads": (6, 2), "block_size": 128, "fp8": True, "order": "HND"},
 ]
 CASES = [(name, OPTIONS[index % 3]) for index, name in enumerate(FEATURES)]

@@ -165,7 +165,7 @@ def compare(op, logits, top_k, normalised, tile=0):
 def check_ties(op, device):
     logits = torch.zeros(4, 8, device=device)
     logits[1, ::2] = 1.0
-    logits[2, 3] = -0.0
+    logits[2, 1] = -0.0  # equals 0.0
     logits[3] = torch.tensor([0, 5, 5, 0, 5, 0, 5, -float("inf")])
     expected = [[0, 1, 2], [0, 2, 4], [0, 1, 2], [1, 2, 4]]
     assert op(logits, 3, True).experts.tolist() == expected

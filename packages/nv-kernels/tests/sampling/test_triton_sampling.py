@@ -231,6 +231,9 @@ def test_greedy_takes_the_lowest_id_on_ties():
             tensors = SamplingTensors(**vars(tensors) | {"all_greedy": all_greedy,
                                                          "any_filter": any_filter})  # fmt: skip
             assert sampling.sample(logits, tensors).tolist() == [130, 0]
+    logits = torch.zeros(1, sampling.CHUNK + 9, dtype=torch.bfloat16, device=DEVICE)
+    logits[0, [7, sampling.CHUNK + 1]] = 3.0  # in two chunks
+    assert sampling.sample(logits, params([SETTINGS[1]])).tolist() == [7]
 
 
 @pytest.mark.gpu
