@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nv_kernels.linear import tuned
-from nv_kernels.linear.tuned import Dot, Form, Library, Slab
+from nv_kernels.linear.triton import product
+from nv_kernels.linear.tuned import Dot, Form, Library, Slab, choose
 from nv_kernels.sampling import triton_sample as sampling
 from report import report
 from step_parts import BF16, DEVICE, Model, error, graph_time, sampling_tensors, time_each
@@ -35,24 +36,34 @@ def as_dot(slab: Form) -> Form:
     return Dot(slab.block_m, 64, 128, slab.split_k, 4, True, 4, trigger=1, prefetch=True)
 
 
+def chosen(
+    way: Callable[[Form], Form], changed: dict[str, int], name: str, *shape: int, **options: bool
+) -> Form:
+    """The form that is in use, turned into that of a way; counts the forms that differ."""
+    used = choose(*shape, **options)
+    changed[name] += way(used) != used
+    return way(used)
+
+
 def chain(tokens: int, model: Model) -> dict[str, float]:
     """Milliseconds of 28 layers by form, the median of rounds in turn; and the largest error."""
     inputs = model.inputs(tokens)
     truth = model.plain(*inputs, dtype=torch.float32)
-    slab = tuned._slab
-    ways: dict[str, Callable[..., Form]] = {
-        "slab": slab,
-        "dot": lambda *shape: as_dot(slab(*shape)),
-        "library": lambda *_: Library(),
+    ways: dict[str, Callable[[Form], Form]] = {
+        "slab": lambda form: form,
+        "dot": as_dot,
+        "library": lambda form: Library() if isinstance(form, Slab) else form,
     }
+    changed = dict.fromkeys(ways, 0)  # products that take another form
     found: dict[str, list[float]] = {name: [] for name in ways}
     errors = []
     for _ in range(ROUNDS):
         for name, way in ways.items():
-            tuned._slab = way
+            product.choose = partial(chosen, way, changed, name)
             errors.append(error(model.run(*model.inputs(tokens)), truth))
             found[name].append(graph_time(lambda: model.run(*inputs)) / 1e3)
-    tuned._slab = slab
+    product.choose = choose
+    assert changed["slab"] == 0 < min(changed["dot"], changed["library"]), changed
     return {name: round(median(at), 4) for name, at in found.items()} | {"error": max(errors)}
 
 
