@@ -2,30 +2,18 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.quants import quantize
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+"""Names that llama.cpp has for architectures, by `model_type`."""
 PERMUTED = {"llama", "smollm3", "granite"}
 SPECIAL = ["<|end|>", "<|turn|>"]
 CHAT_TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -84,9 +72,7 @@ def write_gguf(
     tokenizer's (None takes one out); the returned tensors are fp32 under the checkpoint's names.
     """
     config = json.loads((folder / "config.json").read_text())
-    architecture = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe"}.get(
-        config["model_type"], config["model_type"]
-    )
+    architecture = NAMES.get(config["model_type"], config["model_type"])
     writer = GGUFWriter(file, architecture)
     section = {
         "block_count": config["num_hidden_layers"],
@@ -109,7 +95,8 @@ def write_gguf(
     add_values(writer, {f"tokenizer.ggml.{key}": value for key, value in values.items()})
     writer.add_string("tokenizer.chat_template", CHAT_TEMPLATE)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    kept = add_tensors(writer, folder, kind, heads if architecture in PERMUTED else {})
+    names = tensor_names(architecture, config["num_hidden_layers"])
+    kept = add_tensors(writer, folder, kind, names, heads if architecture in PERMUTED else {})
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     writer.write_header_to_file()
@@ -119,38 +106,51 @@ def write_gguf(
     return kept
 
 
+def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
+    """A module's name in GGUF files, from the table of llama.cpp's converter."""
+    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    table = get_tensor_name_map(number, num_layers)
+
+    def find(module: str) -> str:
+        if stack := re.fullmatch(r"model\.(.+)\.block_sparse_moe\.experts\.\*(.+)", module):
+            module = f"{stack[1]}.feed_forward.experts{stack[2]}"  # as Mixtral's class merges them
+        name = table.get_name(module.replace(".*", ""))
+        assert name, module
+        return name
+
+    return find
+
+
 def add_tensors(
-    writer: GGUFWriter, folder: Path, kind: GGMLQuantizationType, heads: dict[str, int]
+    writer: GGUFWriter,
+    folder: Path,
+    kind: GGMLQuantizationType,
+    names: Callable[[str], str],
+    heads: dict[str, int],
 ) -> dict[str, torch.Tensor]:
     """Add every tensor, the projections in `heads` with their rows permuted."""
     from gguf.quants import dequantize  # noqa: PLC0415
 
-    kept, names = {}, NAMES | norm_names(folder)
+    kept = {}
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         module, _, leaf = name.rpartition(".")
         array, stored = (
             tensor.float().numpy(),
             kind
-            if tensor.ndim == 2 and not name.endswith("mlp.gate.weight")
+            if tensor.ndim == 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight"))
             else GGMLQuantizationType.F32,
         )
         kept[name] = torch.from_numpy(dequantize(quantize(array, stored), stored).copy())
         if count := heads.get(module.rpartition(".")[2]):
             halves = array.reshape(count, 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)
-        expert = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(\w+)_proj", module)
-        if expert:  # by number, while the file is sorted by name
-            stack = stacks.setdefault(f"blk.{expert[1]}.ffn_{expert[3]}_exps", {})
-            stack[int(expert[2])] = quantize(np.ascontiguousarray(array), stored)
-            continue
-        if module in OUTER:
-            target = OUTER[module]
-        else:
-            layer, inner = module.removeprefix("model.layers.").split(".", 1)
-            target = f"blk.{layer}.{names[inner]}"
         data = np.ascontiguousarray(quantize(np.ascontiguousarray(array), stored))
-        writer.add_tensor(f"{target}.{leaf}", data, raw_dtype=stored)
+        if expert := re.search(r"\.experts\.(\d+)\.", module):
+            stack = stacks.setdefault(names(module.replace(expert[0], ".experts.*.")), {})
+            stack[int(expert[1])] = data  # by number, while the file is sorted by name
+            continue
+        writer.add_tensor(f"{names(module)}.{leaf}", data, raw_dtype=stored)
     for target, stack in stacks.items():
         data = np.stack([stack[expert] for expert in range(len(stack))])
         writer.add_tensor(f"{target}.weight", data, raw_dtype=kind)
@@ -160,14 +160,3 @@ def add_tensors(
 def head_dim_of(config: dict) -> int:
     """The elements of a head."""
     return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-
-
-def norm_names(folder: Path) -> dict[str, str]:
-    """The names of norms of architectures without a norm before attention."""
-    names = load_file(folder / "model.safetensors")
-    if any("input_layernorm" in name for name in names):
-        return {}
-    return {
-        "post_attention_layernorm": "post_attention_norm",
-        "post_feedforward_layernorm": "post_ffw_norm",
-    }

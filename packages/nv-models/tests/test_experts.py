@@ -184,8 +184,22 @@ class TestGGUF:
     def test_experts_of_another_architecture_are_refused(
         self, tiny_checkpoint, write_gguf, tmp_path
     ):
-        folder = tiny_checkpoint("llama")
+        folder = tiny_checkpoint("qwen3")
         metadata = {"expert_count": 8, "expert_used_count": 2}
         write_gguf(folder, tmp_path / "model.gguf", Kind.F16, metadata=metadata)
-        with pytest.raises(ValueError, match=r"llama\.expert_count is 8, which is not supported"):
+        with pytest.raises(ValueError, match=r"qwen3\.expert_count is 8, which is not supported"):
             resolve(tmp_path / "model.gguf")
+
+    @pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0])
+    def test_llama_with_experts_is_mixtral(
+        self, tiny_models, paged_runner, write_gguf, tmp_path, kind
+    ):
+        folder = tiny_models.write_tiny_model(tmp_path / "model", "Mixtral", sliding_window=None)
+        kept = write_gguf(folder, tmp_path / "model.gguf", kind, metadata={"rope.freq_base": 1e6})
+        save_file(kept, folder / "model.safetensors")
+        expected = load_model(folder, dtype="float32")
+        found = load_model(tmp_path / "model.gguf", dtype="float32")
+        assert found.config.architecture == "MixtralForCausalLM"
+        assert found.config.layers == expected.config.layers
+        logits = paged_runner(found).step(PROMPT)
+        assert torch.equal(logits, paged_runner(expected).step(PROMPT))

@@ -33,6 +33,7 @@ __all__ = [
     "ARCHITECTURES",
     "GGUF_NAMES",
     "Architecture",
+    "gguf_architecture",
     "model_class",
     "supported_architecture",
 ]
@@ -58,8 +59,8 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
     "MixtralForCausalLM": mixtral.MIXTRAL,
 }
-GGUF_NAMES = {row.gguf: name for name, row in sorted(ARCHITECTURES.items()) if row.gguf}
-"""Architectures by `general.architecture`."""
+GGUF_NAMES = tuple(sorted({row.gguf for row in ARCHITECTURES.values() if row.gguf}))
+"""Each `general.architecture` of the GGUF files that are read."""
 
 
 def supported_architecture(architectures: Sequence[str]) -> str:
@@ -80,6 +81,18 @@ def supported_architecture(architectures: Sequence[str]) -> str:
     raise ValueError(
         f"architecture {named} is not supported{because}; supported are {', '.join(ARCHITECTURES)}"
     )
+
+
+def gguf_architecture(name: str, has_experts: bool) -> str | None:
+    """The architecture of GGUF files; None: such files are not read.
+
+    Args:
+        name: their `general.architecture`. llama.cpp gives Llama and Mixtral one name.
+        has_experts: whether they name a number of experts.
+    """
+    found = [each for each, row in ARCHITECTURES.items() if row.gguf == name]
+    alike = [each for each in found if bool(ARCHITECTURES[each].gguf_experts) == has_experts]
+    return next(iter(alike or found), None)
 
 
 def model_class(architecture: str) -> type[Any]:

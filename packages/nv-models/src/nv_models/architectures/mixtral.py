@@ -1,6 +1,6 @@
 """Mixtral (arXiv 2401.04088): Mistral whose layers have experts.
 
-Its GGUF files call themselves llama, and are refused as files of Llama with experts.
+llama.cpp writes it as Llama with experts.
 """
 
 from dataclasses import replace
@@ -31,4 +31,8 @@ MIXTRAL = replace(
         "bos_token_id": 1,
         "eos_token_id": 2,
     },
+    gguf="llama",
+    gguf_rotates_neighbours=True,
+    gguf_experts=NAMES,
+    gguf_fields={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
 )

@@ -41,10 +41,11 @@ QWEN3_MOE = replace(
     reads=frozenset(COUNTS),
     defaults={"num_key_value_heads": 4, "max_position_embeddings": 32768},
     gguf="qwen3moe",
-    gguf_has_experts=True,
+    gguf_experts=ExpertNames(),
     gguf_fields={
         "expert_count": "num_experts",
         "expert_used_count": "num_experts_per_tok",
         "expert_feed_forward_length": "moe_intermediate_size",
     },
+    gguf_derived=lambda _: {"norm_topk_prob": True},  # llama.cpp divides the weights by their sum
 )

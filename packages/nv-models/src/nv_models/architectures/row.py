@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nv_models.config import Factors, Fused, LayerNorms, LayerSpec, NormKind
+from nv_models.config import ExpertNames, Factors, Fused, LayerNorms, LayerSpec, NormKind
 from nv_models.fields import LARGEST_SIZE, flag, numbers, size, strings
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -135,8 +135,11 @@ class Architecture:
         defaults: fields that transformers' config class adds where config.json lacks them.
         gguf: `general.architecture` of its GGUF files; None: its GGUF files are not read.
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
-        gguf_has_experts: its GGUF files hold a router and stacks of experts in place of each MLP.
+        gguf_experts: the names, in checkpoints, of the router and of the stacks of experts that its
+            GGUF files hold in place of each MLP.
         gguf_fields: fields of config.json by keys of a GGUF file, which are read besides the usual.
+        gguf_derived: makes the fields of config.json that llama.cpp does not write from those that
+            it does.
     """
 
     model: str = "nv_models.decoder.Decoder"
@@ -159,5 +162,6 @@ class Architecture:
     defaults: Values = field(default_factory=dict)
     gguf: str | None = None
     gguf_rotates_neighbours: bool = False
-    gguf_has_experts: bool = False
+    gguf_experts: ExpertNames | None = None
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
+    gguf_derived: Callable[[Values], Values] = lambda _: {}

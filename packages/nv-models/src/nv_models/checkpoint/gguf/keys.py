@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nv_models.architectures import ARCHITECTURES, GGUF_NAMES
+from nv_models.architectures import ARCHITECTURES
 
 KEYS = {
     "head_dim": "attention.key_length",
@@ -51,9 +51,8 @@ def naming_keys(file: Path, architecture: str) -> Iterator[None]:
 
 def _with_keys(message: str, architecture: str) -> str:
     """A message with the keys of GGUF in place of the fields of config.json."""
-    name = GGUF_NAMES.get(architecture)
-    own = ARCHITECTURES[name].gguf_fields if name else {}
-    keys = KEYS | {field: key for key, field in own.items()}
+    rows = [row for row in ARCHITECTURES.values() if row.gguf == architecture]
+    keys = KEYS | {field: key for row in rows for key, field in row.gguf_fields.items()}
     fields = rf"\b({'|'.join(OF_ROPE)}) of the rope\b|\b({'|'.join(keys)})\b"
 
     def key(match: re.Match[str]) -> str:

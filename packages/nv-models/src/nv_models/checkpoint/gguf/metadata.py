@@ -7,7 +7,8 @@ weight.
 import numpy as np
 import torch
 
-from nv_models.architectures import ARCHITECTURES, GGUF_NAMES, Architecture
+from nv_models.architectures import ARCHITECTURES, Architecture
+from nv_models.checkpoint.gguf.architecture import architecture_of
 from nv_models.checkpoint.gguf.ends import end_ids
 from nv_models.checkpoint.gguf.header import AGAIN, Header, Value
 from nv_models.checkpoint.gguf.section import Section
@@ -19,7 +20,7 @@ from nv_models.checkpoint.gguf.support import (
     refuse_keys,
     refuse_tensors,
 )
-from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, STACKS, float_dtype, names_of
+from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype, names_of
 from nv_models.rope import USUAL_RANGE, RopeConfig, frequencies, yarn_attention_factor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -33,27 +34,21 @@ def config_json(header: Header) -> dict[str, Value]:
         ValueError: an architecture, a rope, a key or a tensor that is not supported, or metadata
             that is not there or of another type.
     """
-    if header.architecture not in GGUF_NAMES:
-        raise ValueError(
-            f"{header.file} holds the architecture {header.architecture!r}, which is not "
-            f"supported; supported in GGUF files are {', '.join(GGUF_NAMES)}"
-        )
+    architecture = architecture_of(header)
     sizes = Section(header, header.architecture)
     vocab_size, hidden_size = matrix_shape(header, EMBEDDING)
     refuse_other_head(header)
     num_heads = sizes.size("attention.head_count")
     refuse_other_width(sizes, hidden_size, num_heads)
     head_dim = sizes.size("attention.key_length", hidden_size // num_heads)
-    row = ARCHITECTURES[GGUF_NAMES[header.architecture]]
+    row = ARCHITECTURES[architecture]
     refuse_keys(sizes, head_dim, row.gguf_fields.keys())
     biased = biased_groups(row)
     refuse_tensors(header, known_layers(row), biased)
     tokens = Section(header, "tokenizer.ggml")
     own = {field: sizes.value(key) for key, field in row.gguf_fields.items()}
-    if row.gguf_has_experts:
-        own["norm_topk_prob"] = True  # llama.cpp divides the experts' weights by their sum
-    return {
-        "architectures": [GGUF_NAMES[header.architecture]],
+    config = {
+        "architectures": [architecture],
         "model_type": header.architecture,
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
@@ -74,12 +69,13 @@ def config_json(header: Header) -> dict[str, Value]:
         "dtype": str(float_dtype(header)).removeprefix("torch."),
         **{field: value for field, value in own.items() if value is not None},
     }
+    return {**config, **row.gguf_derived(config)}
 
 
 def known_layers(row: Architecture) -> set[str]:
     """The names of an architecture's layers in GGUF files."""
     factors = {ROPE_FACTORS.removesuffix(".weight")} if row.gguf == "llama" else set()
-    return set(names_of(row)) | factors | (set(STACKS) if row.gguf_has_experts else set())
+    return set(names_of(row)) | factors
 
 
 def biased_groups(row: Architecture) -> tuple[tuple[str, ...], tuple[str, ...]]:

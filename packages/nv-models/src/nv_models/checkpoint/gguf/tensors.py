@@ -15,10 +15,12 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from nv_models.architectures import ARCHITECTURES, GGUF_NAMES, Architecture
+from nv_models.architectures import ARCHITECTURES, Architecture
+from nv_models.checkpoint.gguf.architecture import architecture_of
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
 from nv_models.checkpoint.gguf.section import Section
+from nv_models.config import ExpertNames
 
 CHUNK_ELEMENTS = 1 << 18  # fp32 values in flight: a megabyte, which stays in the cache
 ROPE_FACTORS = "rope_freqs.weight"  # part of the config, not of the model
@@ -37,13 +39,6 @@ MLP = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROUTER = {"ffn_gate_inp": "mlp.gate"}
-STACKS = {
-    "ffn_gate_exps": "gate_proj",
-    "ffn_up_exps": "up_proj",
-    "ffn_down_exps": "down_proj",
-}
-"""Tensors [E, N, K] of all experts; in the checkpoint each expert has a tensor of its own."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FLOAT_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
@@ -63,7 +58,7 @@ class GGUFCheckpoint:
         self.broken: list[str] = []
         self.incomplete = False
         self._header = header
-        self._row = ARCHITECTURES[GGUF_NAMES[header.architecture]]
+        self._row = ARCHITECTURES[architecture_of(header)]
         self._names = names_of(self._row)
         self._own_names = {ours: own for own, ours in self._names.items()}
         self._tensors = {
@@ -158,24 +153,40 @@ def names_of(row: Architecture) -> dict[str, str]:
         "post_ffw_norm": norms.after_mlp,
     }
     heads = HEAD_NORMS if row.qk_norm else {}
-    mlp = ROUTER if row.gguf_has_experts else MLP
+    mlp = expert_names(row.gguf_experts) if row.gguf_experts else MLP
     return NAMES | mlp | heads | {own: name for own, name in named.items() if name is not None}
+
+
+def expert_names(names: ExpertNames) -> dict[str, str]:
+    """The names of a router, and of the tensors [E, N, K] of all experts.
+
+    In the checkpoint each expert has a tensor of its own, with its number in place of the star.
+    """
+    expert = f"{names.module}.experts.*"
+    return {
+        "ffn_gate_inp": f"{names.module}.{names.router}",
+        "ffn_gate_exps": f"{expert}.{names.gate}",
+        "ffn_up_exps": f"{expert}.{names.up}",
+        "ffn_down_exps": f"{expert}.{names.down}",
+    }
 
 
 def by_expert(
     name: str, info: TensorInfo, names: Mapping[str, str]
 ) -> Iterator[tuple[str, TensorInfo]]:
     """The checkpoint's names of a tensor: one, or one for each expert of a stack."""
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    is_stack = info.kind in GGML_QUANT_SIZES and len(info.shape) == 3
-    if not match or match[2] not in STACKS or not is_stack:
-        yield checkpoint_name(name, names), info
+    own = checkpoint_name(name, names)
+    if "*" not in own:
+        yield own, info
+        return
+    if info.kind not in GGML_QUANT_SIZES or len(info.shape) != 3:
+        yield name, info  # reported as a tensor that does not belong here
         return
     count, rows, columns = info.shape
     size = rows * row_bytes(columns, info.kind)
     for expert in range(count):
-        own = f"model.layers.{match[1]}.mlp.experts.{expert}.{STACKS[match[2]]}.weight"
-        yield own, replace(info, shape=(rows, columns), offset=info.offset + expert * size)
+        part = replace(info, shape=(rows, columns), offset=info.offset + expert * size)
+        yield own.replace("*", str(expert)), part
 
 
 def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
@@ -189,10 +200,8 @@ def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
 
 def gguf_name(name: str, own_names: Mapping[str, str]) -> str:
     """The inverse of `checkpoint_name`, or an expert's stack; unknown names as is."""
-    expert = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.(\w+)_proj\.weight", name)
-    if expert:
-        return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
-    match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(\S+)\.(weight|bias)", name)
+    of_stack = re.sub(r"\.experts\.\d+\.", ".experts.*.", name)
+    match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(\S+)\.(weight|bias)", of_stack)
     if not match or match[2] not in own_names:
         return name
     layer = f"blk.{match[1]}." if match[1] else ""
