@@ -131,7 +131,7 @@ def add_tensors(
     """Add every tensor, the projections in `heads` with their rows permuted."""
     from gguf.quants import dequantize  # noqa: PLC0415
 
-    kept = {}
+    kept, is_offset = {}, "Gemma" in (folder / "config.json").read_text()
     stacks: dict[str, dict[int, np.ndarray]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         module, _, leaf = name.rpartition(".")
@@ -141,7 +141,9 @@ def add_tensors(
             if tensor.ndim == 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight"))
             else GGMLQuantizationType.F32,
         )
-        kept[name] = torch.from_numpy(dequantize(quantize(array, stored), stored).copy())
+        offset = 1 if is_offset and name.endswith("norm.weight") else 0  # as Gemma's classes add it
+        array = array + np.float32(offset)
+        kept[name] = torch.from_numpy(dequantize(quantize(array, stored), stored) - offset)
         if count := heads.get(module.rpartition(".")[2]):
             halves = array.reshape(count, 2, -1, *array.shape[1:])
             array = halves.swapaxes(1, 2).reshape(array.shape)

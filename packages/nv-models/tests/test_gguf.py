@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from nv_models import RopeConfig, TensorParallel, load_model, read_config, resolve
+from nv_models.architectures import ARCHITECTURES
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
 from nv_models.rope import frequencies
@@ -51,12 +52,28 @@ KEYS = {
         "logit_scale": 2.0,
     },
     "Olmo2": {},
+    "Gemma2": {
+        "attention.sliding_window": 16,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "Gemma3": {
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base_swa": 500.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 2.0,
+    },
 }
 """The keys that llama.cpp's converter writes besides the usual ones."""
+GEMMA = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}
+"""As published: the scale that llama.cpp derives from the head's length, and a tied embedding."""
 CHANGES = {
     "Qwen2": {"use_sliding_window": False},
     "SmolLM3": {"no_rope_layers": [1, 1, 1, 0], "use_sliding_window": False},
     "Olmo2": {"attention_bias": False},
+    "Gemma2": GEMMA,
+    "Gemma3": GEMMA,
 }
 
 
@@ -68,6 +85,51 @@ def test_other_architectures(tiny_models, paged_runner, write_gguf, tmp_path, na
     expected, model = load_model(folder), load_model(tmp_path / "model.gguf", dtype="float32")
     logits = paged_runner(model).step(PROMPT)
     torch.testing.assert_close(logits, paged_runner(expected).step(PROMPT), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "windows", "thetas"),
+    [
+        ({}, (None,) * 4, {1e4}),
+        ({"attention.sliding_window": 16}, (16,) * 4, {500.0}),  # the sixth layer would have none
+        (
+            {
+                "attention.sliding_window": 16,
+                "attention.sliding_window_pattern": [True, False, False, True],
+            },
+            (16, None, None, 16),
+            {1e4, 500.0},
+        ),
+    ],
+)
+def test_windows_of_gemma_3(tiny_model, write_gguf, tmp_path, keys, windows, thetas):
+    keys = {"rope.freq_base_swa": 500.0, **keys}
+    write_gguf(tiny_model("Gemma3"), tmp_path / "m.gguf", Kind.F32, metadata=keys)
+    config = read_config(resolve(tmp_path / "m.gguf"))
+    assert tuple(layer.attention.window for layer in config.layers) == windows
+    assert {layer.rope.rope_theta for layer in config.layers} == thetas
+
+
+@pytest.mark.parametrize(
+    ("architecture", "num_layers", "hidden_size", "num_heads", "head_dim", "scale"),
+    [
+        ("Gemma2ForCausalLM", 42, 3584, 16, 256, 256),
+        ("Gemma2ForCausalLM", 46, 4608, 32, 128, 144),
+        ("Gemma3ForCausalLM", 48, 3840, 16, 256, 256),
+        ("Gemma3ForCausalLM", 62, 5376, 32, 128, 168),
+    ],
+)
+def test_scale_of_gemma(architecture, num_layers, hidden_size, num_heads, head_dim, scale):
+    """The published sizes, and the `query_pre_attn_scalar` of their config.json."""
+    fields = {
+        "num_hidden_layers": num_layers,
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_heads,
+        "head_dim": head_dim,
+        "sliding_window": 1024,
+    }
+    derived = ARCHITECTURES[architecture].gguf_derived(fields)
+    assert derived["query_pre_attn_scalar"] == scale
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -171,10 +233,10 @@ def test_llama3_rope_is_read_from_its_factors(tiny_checkpoint, write_gguf, tmp_p
 
 
 def test_unsupported_architecture(write_header, tmp_path):
-    write_header(tmp_path / "model.gguf", "gemma3", {})
+    write_header(tmp_path / "model.gguf", "gemma", {})
     with pytest.raises(
         ValueError,
-        match=r"'gemma3', which is not supported; .* llama, olmo2, qwen2, qwen3, qwen3moe",
+        match=r"'gemma', which is not supported; .* llama, olmo2, qwen2, qwen3, qwen3moe",
     ):
         resolve(tmp_path / "model.gguf")
     assert not list((tmp_path / "cache" / "nv" / "gguf").iterdir())

@@ -1,11 +1,12 @@
 """Gemma 2 (arXiv 2408.00118) and the text part of Gemma 3 (arXiv 2503.19786).
 
-Norms multiply by 1 + weight in fp32, and each layer has four.
+Norms multiply by 1 + weight in fp32, and each layer has four; llama.cpp's files hold 1 + weight.
 """
 
 from dataclasses import replace
 
 from nv_models.architectures.row import (
+    FULL,
     SLIDING,
     Architecture,
     Values,
@@ -51,6 +52,31 @@ def factors(values: Values) -> Factors:
     return Factors(embedding=size(values, "hidden_size") ** 0.5, logit_softcap=softcap)
 
 
+def gguf_scale(values: Values, largest: int) -> Values:
+    """The scale, which llama.cpp does not write: D^-1/2, but for the largest model.
+
+    Args:
+        values: the other fields of config.json.
+        largest: the number of layers by which llama.cpp knows that model. Its heads are not E / Hq
+            wide, and its scale is (E / Hq)^-1/2 nevertheless.
+    """
+    is_largest = values["num_hidden_layers"] == largest
+    part = values["hidden_size"] // values["num_attention_heads"]
+    return {"query_pre_attn_scalar": part if is_largest else values["head_dim"]}
+
+
+def gemma3_gguf(values: Values) -> Values:
+    """The scale, and the kinds of layers: all are alike where the file has no window."""
+    pattern = values.get("sliding_window_pattern")
+    derived = dict(gguf_scale(values, largest=62))
+    if values.get("sliding_window") is None:
+        derived["layer_types"] = [FULL] * values["num_hidden_layers"]
+    elif isinstance(pattern, list):  # whether each layer has a window
+        kinds = [SLIDING if has_window else FULL for has_window in pattern]
+        derived |= {"sliding_window_pattern": None, "layer_types": kinds}
+    return derived
+
+
 GEMMA2 = Architecture(
     qkv_bias="attention_bias",
     output_bias="attention_bias",
@@ -80,6 +106,13 @@ GEMMA2 = Architecture(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
+    gguf="gemma2",
+    gguf_fields={
+        "attention.sliding_window": "sliding_window",
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    gguf_derived=lambda values: gguf_scale(values, largest=46),
 )
 GEMMA3 = replace(
     GEMMA2,
@@ -93,4 +126,12 @@ GEMMA3 = replace(
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
     },
+    gguf="gemma3",
+    gguf_fields={
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "rope.freq_base_swa": "rope_local_base_freq",
+    },
+    gguf_derived=gemma3_gguf,
 )
