@@ -99,6 +99,9 @@ def write_gguf(
     kept = add_tensors(writer, folder, kind, names, heads if architecture in PERMUTED else {})
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
+    for length in ("long", "short"):
+        if factors := config["rope_parameters"].get(f"{length}_factor"):
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(factors, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

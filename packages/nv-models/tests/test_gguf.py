@@ -1,6 +1,7 @@
 """GGUF files: exact weights, the same logits, config, and the folder in the cache."""
 
 import errno
+import math
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from nv_models import RopeConfig, TensorParallel, load_model, read_config, resol
 from nv_models.architectures import ARCHITECTURES
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
-from nv_models.rope import frequencies
+from nv_models.rope import cos_sin_table, frequencies
 from safetensors.torch import load_file, save_file
 
 PROMPT = [(37 * i + 11) % 320 for i in range(60)]
@@ -64,6 +65,12 @@ KEYS = {
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 2.0,
     },
+    "Phi3": {
+        "attention.sliding_window": 48,
+        "rope.dimension_count": 12,
+        "rope.scaling.original_context_length": 32,
+        "rope.scaling.attn_factor": (1 + math.log(256 / 32) / math.log(32)) ** 0.5,
+    },
 }
 """The keys that llama.cpp's converter writes besides the usual ones."""
 GEMMA = {"query_pre_attn_scalar": 32, "tie_word_embeddings": True}
@@ -85,6 +92,36 @@ def test_other_architectures(tiny_models, paged_runner, write_gguf, tmp_path, na
     expected, model = load_model(folder), load_model(tmp_path / "model.gguf", dtype="float32")
     logits = paged_runner(model).step(PROMPT)
     torch.testing.assert_close(logits, paged_runner(expected).step(PROMPT), rtol=1e-5, atol=1e-5)
+
+
+def test_longrope_has_both_lists(tiny_model, write_gguf, tmp_path):
+    folder = tiny_model("Phi3")
+    write_gguf(folder, tmp_path / "m.gguf", Kind.F32, metadata=KEYS["Phi3"])
+    found, expected = read_config(resolve(tmp_path / "m.gguf")), read_config(folder)
+    assert found.ropes[0].attention_factor == pytest.approx(1.6**0.5)
+    for longest in (32, 33):
+        tables = [cos_sin_table(each.ropes[0], 16, longest) for each in (found, expected)]
+        torch.testing.assert_close(*tables)
+
+
+def test_phi_3_without_a_window(tiny_model, write_gguf, tmp_path):
+    keys = KEYS["Phi3"] | {"attention.sliding_window": 0}
+    write_gguf(tiny_model("Phi3"), tmp_path / "m.gguf", Kind.F32, metadata=keys)
+    assert read_config(resolve(tmp_path / "m.gguf")).windows == (None,)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope.scaling.factor": 2.0}, "scales its rope twice, by rope_factors_long.weight and by"),
+        ({"rope.dimension_count": 16}, r"rope_factors_short.weight has shape \[6\] and type 0: it"),
+        ({"rope.scaling.original_context_length": None}, "lacks the metadata phi3.rope.scaling.or"),
+    ],
+)
+def test_longrope_that_does_not_fit(tiny_model, write_gguf, tmp_path, keys, message):
+    write_gguf(tiny_model("Phi3"), tmp_path / "m.gguf", Kind.F32, metadata=KEYS["Phi3"] | keys)
+    with pytest.raises(ValueError, match=message):
+        resolve(tmp_path / "m.gguf")
 
 
 @pytest.mark.parametrize(
@@ -236,7 +273,7 @@ def test_unsupported_architecture(write_header, tmp_path):
     write_header(tmp_path / "model.gguf", "gemma", {})
     with pytest.raises(
         ValueError,
-        match=r"'gemma', which is not supported; .* llama, olmo2, qwen2, qwen3, qwen3moe",
+        match=r"'gemma', which is not supported; .* llama, olmo2, phi3, qwen2, qwen3, qwen3moe",
     ):
         resolve(tmp_path / "model.gguf")
     assert not list((tmp_path / "cache" / "nv" / "gguf").iterdir())

@@ -170,6 +170,26 @@ def test_unknown_kind(tokenizer_of):
         tokenizer_of(tokenizer={"model": "bert", "tokens": ["a"]})
 
 
+@pytest.mark.parametrize(("name", "strips"), [("Phi3", True), ("Mixtral", False)])
+def test_tokens_of_phi_3_take_the_space_after_them(tiny_model, write_gguf, tmp_path, name, strips):
+    tokens = [*LLAMA[:-2], "<|user|>", "<|endoftext|>"]
+    kinds = [*SENTENCEPIECE["token_type"][:-2], 3, 3]
+    values = SENTENCEPIECE | {"tokens": tokens, "token_type": kinds, "add_space_prefix": False}
+    keys = {"rope.dimension_count": 12, "rope.scaling.original_context_length": 32}
+    write_gguf(
+        tiny_model(name),
+        tmp_path / "m.gguf",
+        Kind.F32,
+        tokenizer=values,
+        metadata=keys if name == "Phi3" else {},
+    )
+    tokenizer = AutoTokenizer.from_pretrained(resolve(tmp_path / "m.gguf"))
+    newline = "<0x0A>"
+    ids = tokenizer("<|user|>\n<|endoftext|>\n", add_special_tokens=False).input_ids
+    got = tokenizer.convert_ids_to_tokens(ids)
+    assert got == ["<|user|>", *([] if strips else [newline]), "<|endoftext|>", newline]
+
+
 def test_sentencepiece(tokenizer_of):
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     words = [SPACE, "t", "h", "e", "i", "s", "th", "the", SPACE + "the", "is", SPACE + "is"]

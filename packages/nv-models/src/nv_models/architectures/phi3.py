@@ -14,4 +14,10 @@ PHI3 = Architecture(
         "bos_token_id": 1,
         "eos_token_id": 32000,
     },
+    gguf="phi3",
+    gguf_fields={
+        "attention.sliding_window": "sliding_window",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
+    },
+    gguf_derived=lambda values: {"sliding_window": values.get("sliding_window") or None},
 )

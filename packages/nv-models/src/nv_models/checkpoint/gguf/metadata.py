@@ -20,7 +20,14 @@ from nv_models.checkpoint.gguf.support import (
     refuse_keys,
     refuse_tensors,
 )
-from nv_models.checkpoint.gguf.tensors import ROPE_FACTORS, float_dtype, names_of
+from nv_models.checkpoint.gguf.tensors import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    ROPE_TENSORS,
+    SHORT_FACTORS,
+    float_dtype,
+    names_of,
+)
 from nv_models.rope import USUAL_RANGE, RopeConfig, frequencies, yarn_attention_factor
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -60,7 +67,7 @@ def config_json(header: Header) -> dict[str, Value]:
         row.activation_field: row.activation,
         "rms_norm_eps": sizes.number("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": sizes.size("context_length"),
-        "rope_parameters": rope_parameters(sizes, head_dim),
+        "rope_parameters": rotated_part(sizes, head_dim, row) | rope_parameters(sizes, head_dim),
         "attention_bias": has_biases(header, biased[0]),
         "mlp_bias": has_biases(header, biased[1]),
         "tie_word_embeddings": HEAD not in header.tensors,
@@ -74,8 +81,8 @@ def config_json(header: Header) -> dict[str, Value]:
 
 def known_layers(row: Architecture) -> set[str]:
     """The names of an architecture's layers in GGUF files."""
-    factors = {ROPE_FACTORS.removesuffix(".weight")} if row.gguf == "llama" else set()
-    return set(names_of(row)) | factors
+    factors = ROPE_TENSORS.get(str(row.gguf), set())
+    return set(names_of(row)) | {name.removesuffix(".weight") for name in factors}
 
 
 def biased_groups(row: Architecture) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -121,19 +128,32 @@ def refuse_other_head(header: Header) -> None:
         )
 
 
+def rotated_part(sizes: Section, head_dim: int, row: Architecture) -> dict[str, Value]:
+    """The part of a head that is rotated, where it is not the whole.
+
+    Raises:
+        ValueError: it is a part, and the architecture always rotates the whole.
+    """
+    rotated = sizes.size("rope.dimension_count", head_dim)
+    if rotated == head_dim:
+        return {}
+    if "partial_rotary_factor" not in row.reads:
+        raise ValueError(
+            f"{sizes.header.file}: {sizes.name}.rope.dimension_count is {rotated}, so that a part "
+            f"of a head's {head_dim} dimensions is rotated, which is not supported"
+        )
+    return {"partial_rotary_factor": rotated / head_dim}
+
+
 def rope_parameters(sizes: Section, head_dim: int) -> dict[str, Value]:
     """The rotary embedding under transformers' names, read as llama.cpp reads it.
 
     A factor without a type is linear, and `rope.scale_linear` is an older name of the factor.
     """
     header = sizes.header
-    rotated = sizes.size("rope.dimension_count", head_dim)
-    if rotated != head_dim:
-        raise ValueError(
-            f"{header.file}: {sizes.name}.rope.dimension_count is {rotated}, so that a part of a "
-            f"head's {head_dim} dimensions is rotated, which is not supported"
-        )
     theta = sizes.number("rope.freq_base", 10000.0)
+    if LONG_FACTORS in header.tensors or SHORT_FACTORS in header.tensors:
+        return {"rope_theta": theta, **longrope_parameters(sizes, head_dim)}
     kind = sizes.text("rope.scaling.type", "linear")
     if kind not in {"none", "linear", "yarn"}:
         raise ValueError(f"{header.file} scales its rope by {kind!r}, which is not supported")
@@ -185,27 +205,59 @@ def yarn_parameters(
     }
 
 
+def longrope_parameters(sizes: Section, head_dim: int) -> dict[str, Value]:
+    """LongRoPE's two lists of divisors, and the factor that llama.cpp's converter computed."""
+    kind = sizes.text("rope.scaling.type", "longrope")
+    if kind not in {"none", "longrope"} or scaling_factor(sizes) != 1:
+        raise ValueError(
+            f"{sizes.header.file} scales its rope twice, by {LONG_FACTORS} and by "
+            f"{sizes.name}.rope.scaling, which is not supported"
+        )
+    original = sizes.size("rope.scaling.original_context_length")
+    count = sizes.size("rope.dimension_count", head_dim) // 2
+    return {
+        "rope_type": "longrope",
+        "short_factor": divisors(sizes.header, SHORT_FACTORS, count).tolist(),
+        "long_factor": divisors(sizes.header, LONG_FACTORS, count).tolist(),
+        "original_max_position_embeddings": original,
+        "factor": sizes.size("context_length") / original,
+        "attention_factor": sizes.number("rope.scaling.attn_factor", 1.0),
+    }
+
+
+def divisors(header: Header, name: str, count: int) -> np.ndarray:
+    """A tensor of `count` divisors of the rope's frequencies, fp32.
+
+    Raises:
+        ValueError: it is missing, of another shape or type, or has a value below 1 or too large.
+    """
+    if name not in header.tensors:
+        raise ValueError(f"{header.file} lacks the tensor {name}; {AGAIN}")
+    info = header.tensors[name]
+    if (info.kind, info.shape) != (0, (count,)):  # 0: fp32
+        raise ValueError(
+            f"{info.file}: {name} has shape {list(info.shape)} and type {info.kind}: it must be "
+            f"{count} values of fp32 (type 0); {AGAIN}"
+        )
+    stored = np.fromfile(info.file, np.float32, count, offset=info.offset)
+    if len(stored) < count:
+        raise ValueError(f"{info.file} is truncated: {name} ends early; {AGAIN}")
+    least, largest = float(stored.min()), float(stored.max())
+    if not 0.99 < least <= largest <= USUAL_RANGE[1]:  # and not NaN
+        raise ValueError(
+            f"{info.file}: {name} has divisors from {least:g} to {largest:g}: each must be a "
+            f"number from 1 to {USUAL_RANGE[1]:.10g}; {AGAIN}"
+        )
+    return stored
+
+
 def llama3_parameters(header: Header, head_dim: int, theta: float) -> dict[str, Value]:
     """The parameters from which llama.cpp computed the tensor of divisors.
 
     All of Llama 3.1 to 3.3 share everything but the factor, which is the largest divisor.
     """
-    info = header.tensors[ROPE_FACTORS]
-    if (info.kind, info.shape) != (0, (head_dim // 2,)):  # 0: fp32
-        raise ValueError(
-            f"{info.file}: {ROPE_FACTORS} has shape {list(info.shape)} and type {info.kind}: it "
-            f"must be {head_dim // 2} values of fp32 (type 0); {AGAIN}"
-        )
-    stored = np.fromfile(info.file, np.float32, head_dim // 2, offset=info.offset)
-    if len(stored) < head_dim // 2:
-        raise ValueError(f"{info.file} is truncated: {ROPE_FACTORS} ends early; {AGAIN}")
-    least, largest = float(stored.min()), float(stored.max())
-    if not 0.99 < least <= largest <= USUAL_RANGE[1]:  # and not NaN
-        raise ValueError(
-            f"{info.file}: {ROPE_FACTORS} has divisors from {least:g} to {largest:g}: each must be "
-            f"a number from 1 to {USUAL_RANGE[1]:.10g}; {AGAIN}"
-        )
-    parameters = {"rope_type": "llama3", "factor": largest, **LLAMA3}
+    stored = divisors(header, ROPE_FACTORS, head_dim // 2)
+    parameters = {"rope_type": "llama3", "factor": float(stored.max()), **LLAMA3}
     plain, _ = frequencies(RopeConfig(theta), head_dim)
     scaled, _ = frequencies(
         RopeConfig.from_parameters({"rope_theta": theta, **parameters}), head_dim

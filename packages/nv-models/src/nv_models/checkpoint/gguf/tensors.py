@@ -23,7 +23,10 @@ from nv_models.checkpoint.gguf.section import Section
 from nv_models.config import ExpertNames
 
 CHUNK_ELEMENTS = 1 << 18  # fp32 values in flight: a megabyte, which stays in the cache
-ROPE_FACTORS = "rope_freqs.weight"  # part of the config, not of the model
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = {"llama": {ROPE_FACTORS}, "phi3": {LONG_FACTORS, SHORT_FACTORS}}
+"""Divisors of the rope's frequencies, by architecture: part of the config, not of the model."""
 NAMES = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -34,6 +37,7 @@ NAMES = {
     "attn_output": "self_attn.o_proj",
 }
 """The usual names of layers; an architecture's row may have others (`names_of`)."""
+QKV = {"attn_q", "attn_k", "attn_v"}
 MLP = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
@@ -64,7 +68,7 @@ class GGUFCheckpoint:
         self._tensors = {
             own: part
             for name, info in header.tensors.items()
-            if name != ROPE_FACTORS
+            if name not in ROPE_TENSORS.get(header.architecture, ())
             for own, part in by_expert(name, info, self._names)
         }
         self.shapes = {own: info.shape for own, info in self._tensors.items()}
@@ -154,7 +158,13 @@ def names_of(row: Architecture) -> dict[str, str]:
     }
     heads = HEAD_NORMS if row.qk_norm else {}
     mlp = expert_names(row.gguf_experts) if row.gguf_experts else MLP
-    return NAMES | mlp | heads | {own: name for own, name in named.items() if name is not None}
+    if row.fused.gate_up:
+        mlp = {"ffn_up": "mlp.gate_up_proj", "ffn_down": MLP["ffn_down"]}
+    usual = NAMES
+    if row.fused.qkv:
+        usual = {own: name for own, name in NAMES.items() if own not in QKV}
+        usual["attn_qkv"] = "self_attn.qkv_proj"
+    return usual | mlp | heads | {own: name for own, name in named.items() if name is not None}
 
 
 def expert_names(names: ExpertNames) -> dict[str, str]:

@@ -44,6 +44,8 @@ NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names of special tokens, and GGUF's."""
 SPM_IDS = {"bos": 1, "eos": SPM_EOS, "unk": 0}
 """Those of a SentencePiece vocabulary that names none, as in llama.cpp."""
+PHI3_KEEP_SPACE = {"<unk>", "<s>", "<|endoftext|>"}
+"""Of Phi-3's special tokens, those that leave the white space after them in the text."""
 UNUSED = (
     "seperator_token_id",
     "mask_token_id",
@@ -220,13 +222,17 @@ def merges_from_scores(vocabulary: dict[str, int], scores: list[float]) -> list[
 def add_special_tokens(tokenizer: Tokenizer, values: Section, tokens: list[str]) -> None:
     """Control tokens are matched whole and left out of text; user-defined ones stay in it.
 
-    A token that ends a text is a control token, whatever its type.
+    A token that ends a text is a control token, whatever its type. The white space after a
+    token of Phi-3 belongs to it; llama.cpp knows that by the model's name, as no key says it.
     """
     kinds = token_types(values, len(tokens))
     ends = end_texts(tokens)
+    is_phi3 = values.header.architecture == "phi3" and values.text("model") == "llama"
     for token, kind in zip(tokens, kinds, strict=True):
         if kind == CONTROL or token in ends:
-            tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
+            strips = is_phi3 and token not in PHI3_KEEP_SPACE
+            added = AddedToken(token, special=True, normalized=False, rstrip=strips)
+            tokenizer.add_special_tokens([added])
         elif kind == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
 
