@@ -65,6 +65,11 @@ KEYS = {
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 2.0,
     },
+    "Glm4": {"rope.dimension_count": 16},
+    "Exaone4": {
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [True, False, True, False],
+    },
     "Phi3": {
         "attention.sliding_window": 48,
         "rope.dimension_count": 12,
@@ -102,6 +107,19 @@ def test_longrope_has_both_lists(tiny_model, write_gguf, tmp_path):
     for longest in (32, 33):
         tables = [cos_sin_table(each.ropes[0], 16, longest) for each in (found, expected)]
         torch.testing.assert_close(*tables)
+
+
+@pytest.mark.parametrize(
+    ("keys", "windows"),
+    [({}, (None,) * 4), ({"attention.sliding_window": 16}, (16, 16, 16, None))],
+)
+def test_windows_of_exaone_4(tiny_model, write_gguf, tmp_path, keys, windows):
+    """Only layers with a window are rotated, or all of them if none has one."""
+    write_gguf(tiny_model("Exaone4"), tmp_path / "m.gguf", Kind.F32, metadata=keys)
+    config = read_config(resolve(tmp_path / "m.gguf"))
+    assert tuple(layer.attention.window for layer in config.layers) == windows
+    rotated = [bool(each) or not keys for each in windows]
+    assert [layer.rope is not None for layer in config.layers] == rotated
 
 
 def test_phi_3_without_a_window(tiny_model, write_gguf, tmp_path):

@@ -64,6 +64,8 @@ TEXT = "<|turn|> hi hï  12345\n<|end|>"
         ("qwen2", ["1", "2", "3", "4", "5"], False),
         ("llama-bpe", ["123", "4", "5"], True),
         ("gpt-2", ["1234", "5"], False),
+        ("exaone4", ["1234", "5"], False),
+        ("glm4", ["123", "4", "5"], False),
     ],
 )
 def test_byte_level(tokenizer_of, pre, digits, has_bos):
@@ -78,6 +80,11 @@ def test_byte_level(tokenizer_of, pre, digits, has_bos):
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.bos_token == "<|turn|>"
     assert tokenizer.decode(ids, skip_special_tokens=True) == " hi hï  12345\n"
+
+
+def test_glm_4_has_no_bos(tokenizer_of):
+    tokenizer = tokenizer_of(pre="glm4", tokenizer_changes={"add_bos_token": True})
+    assert tokenizer("hi").input_ids == tokenizer("hi", add_special_tokens=False).input_ids
 
 
 def test_chat_template(tokenizer_of):

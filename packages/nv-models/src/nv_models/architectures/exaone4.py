@@ -8,6 +8,7 @@ from nv_models.architectures.row import (
     Values,
     alike,
     every,
+    gguf_layer_types,
     mixed,
     with_window,
 )
@@ -36,6 +37,12 @@ def period(values: Values) -> int:
     return len(pattern)
 
 
+def gguf_windows(values: Values) -> Values:
+    """The windows of a GGUF file: without a key for them, only EXAONE-4.0-32B has some."""
+    usual = 4096 if values["num_hidden_layers"] == 64 else None
+    return {"sliding_window": values.get("sliding_window") or usual, **gguf_layer_types(values)}
+
+
 EXAONE4 = Architecture(
     qk_norm=True,
     norms=AFTER_ONLY,
@@ -48,4 +55,10 @@ EXAONE4 = Architecture(
         "bos_token_id": 0,
         "eos_token_id": 2,
     },
+    gguf="exaone4",
+    gguf_fields={
+        "attention.sliding_window": "sliding_window",
+        "attention.sliding_window_pattern": "sliding_window_pattern",
+    },
+    gguf_derived=gguf_windows,
 )

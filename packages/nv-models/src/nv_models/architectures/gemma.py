@@ -11,6 +11,7 @@ from nv_models.architectures.row import (
     Architecture,
     Values,
     every,
+    gguf_layer_types,
     mixed,
     with_window,
 )
@@ -67,13 +68,9 @@ def gguf_scale(values: Values, largest: int) -> Values:
 
 def gemma3_gguf(values: Values) -> Values:
     """The scale, and the kinds of layers: all are alike where the file has no window."""
-    pattern = values.get("sliding_window_pattern")
-    derived = dict(gguf_scale(values, largest=62))
+    derived = {**gguf_scale(values, largest=62), **gguf_layer_types(values)}
     if values.get("sliding_window") is None:
         derived["layer_types"] = [FULL] * values["num_hidden_layers"]
-    elif isinstance(pattern, list):  # whether each layer has a window
-        kinds = [SLIDING if has_window else FULL for has_window in pattern]
-        derived |= {"sliding_window_pattern": None, "layer_types": kinds}
     return derived
 
 

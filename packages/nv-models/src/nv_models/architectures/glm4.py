@@ -22,4 +22,5 @@ GLM4 = Architecture(
         "attention_bias": True,
         "eos_token_id": [151329, 151336, 151338],
     },
+    gguf="glm4",
 )

@@ -98,6 +98,15 @@ def layer_types(values: Values, usual: Sequence[str]) -> tuple[str, ...]:
     return kinds[: len(usual)]
 
 
+def gguf_layer_types(values: Values) -> Values:
+    """The field `layer_types` of a GGUF file that lists whether each layer has a window."""
+    pattern = values.get("sliding_window_pattern")
+    if not isinstance(pattern, list):  # the number of layers after which their kinds repeat
+        return {}
+    kinds = [SLIDING if has_window else FULL for has_window in pattern]
+    return {"sliding_window_pattern": None, "layer_types": kinds}
+
+
 def refuse_other_types(kinds: Sequence[str], known: frozenset[str]) -> None:
     """Raise ValueError for a kind of layer that is not computed."""
     if others := sorted(set(kinds) - known):

@@ -25,7 +25,11 @@ from nv_models.config import ExpertNames
 CHUNK_ELEMENTS = 1 << 18  # fp32 values in flight: a megabyte, which stays in the cache
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-ROPE_TENSORS = {"llama": {ROPE_FACTORS}, "phi3": {LONG_FACTORS, SHORT_FACTORS}}
+ROPE_TENSORS = {
+    "exaone4": {ROPE_FACTORS},
+    "llama": {ROPE_FACTORS},
+    "phi3": {LONG_FACTORS, SHORT_FACTORS},
+}
 """Divisors of the rope's frequencies, by architecture: part of the config, not of the model."""
 NAMES = {
     "token_embd": "model.embed_tokens",

@@ -38,8 +38,10 @@ WORDS = (
 )
 LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 """Names of one way to cut text; its texts begin with BOS, and a word that is a token is one."""
-DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys(LLAMA3, "{1,3}")}
-PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "default")
+GLM4 = ("glm4", "chatglm-bpe")
+"""Names of one way to cut text; llama.cpp has no BOS for it, whatever id the file names."""
+DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys((*LLAMA3, *GLM4), "{1,3}")}
+PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "exaone4", "default")
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names of special tokens, and GGUF's."""
 SPM_IDS = {"bos": 1, "eos": SPM_EOS, "unk": 0}
@@ -94,10 +96,11 @@ def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
     add_special_tokens(tokenizer, values, tokens)
     special = special_ids(values, len(tokens), SPM_IDS if kind == "llama" else {})
     is_llama = kind == "llama" or values.value("pre") in LLAMA3
+    has_bos = values.flag("add_bos_token", is_llama) and values.value("pre") not in GLM4
     surround(
         tokenizer,
         tokens,
-        bos=special.get("bos") if values.flag("add_bos_token", is_llama) else None,
+        bos=special.get("bos") if has_bos else None,
         eos=special.get("eos") if values.flag("add_eos_token", False) else None,
     )
     make: Any = PreTrainedTokenizerFast  # untyped
@@ -177,7 +180,7 @@ def word_splitter(values: Section, pre: str) -> pre_tokenizers.PreTokenizer:
         ValueError: an unknown name; guessing would silently give other tokens.
     """
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in {"gpt-2", "default"}:
+    if pre in {"gpt-2", "exaone4", "default"}:
         return byte_level
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
