@@ -7,7 +7,6 @@ import asyncio
 import gc
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -21,7 +20,7 @@ from nv_engine.log import VARIABLE, follow_environment
 
 import nv_api
 from nv_api.server.app import make_app
-from nv_api.server.guard import ABORT
+from nv_api.server.connection import Connection
 from nv_api.server.listening import Listening
 from nv_api.server.llm import ServedLLM
 from nv_api.server.options import ServeOptions
@@ -37,8 +36,6 @@ POLL_SECONDS = 0.1
 NUM_LISTENERS = 8
 """Of each socket: uvloop accepts one connection per listener in a turn of its loop, and a turn with
 a thousand events takes tens of milliseconds."""
-RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER: what the client has not read is dropped, also by the system."""
 
 
 class Server(uvicorn.Server):
@@ -198,8 +195,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 def _config(app: FastAPI, listening: Listening) -> uvicorn.Config:
     """Uvicorn's options."""
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
+        http=Connection,
         host=listening.host,
         port=listening.port,
         uds=listening.uds,
@@ -215,29 +213,3 @@ def _config(app: FastAPI, listening: Listening) -> uvicorn.Config:
         log_level="warning",
         ws="none",
     )
-    config.load()
-    config.http_protocol_class = _abortable(config.http_protocol_class)
-    return config
-
-
-def _abortable(protocol: Any) -> Any:  # noqa: ANN401  # one of uvicorn's classes
-    """The same protocol, whose requests can close their connection at once.
-
-    A client that reads nothing keeps what was written to it; an orderly close would wait for it.
-    """
-
-    class Abortable(protocol):  # type: ignore[misc]
-        app_state: dict[str, Any]
-
-        def connection_made(self, transport: asyncio.Transport) -> None:
-            super().connection_made(transport)
-            self.app_state = {**self.app_state, ABORT: partial(_reset, transport)}
-
-    return Abortable
-
-
-def _reset(transport: asyncio.Transport) -> None:
-    """Close a connection at once; its client gets a reset."""
-    if (sock := transport.get_extra_info("socket")) is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-    transport.abort()

@@ -1,0 +1,122 @@
+"""Connection: one HTTP connection, as uvicorn's protocol with bounds of ours.
+
+Owns what is below the app: the size of a request's head, and the end of a connection. Never knows a
+route.
+"""
+
+import asyncio
+import socket
+import struct
+from functools import partial
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from nv_api.server.errors import INVALID, ApiError, invalid
+from nv_api.server.guard import ABORT
+
+MAX_HEAD_BYTES = 64 << 10
+"""Of a request's first line and headers. The parser joins a header's parts anew with each packet,
+so its time grows with the square of the header, and all clients wait meanwhile."""
+MAX_HEADERS = 256
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: what the client has not read is dropped, also by the system."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection.
+
+    A head above the bounds is answered with 431, and the connection is closed. The scope's state
+    has a function that closes the connection at once: a client that reads nothing keeps what was
+    written to it, and an orderly close would wait for it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # as uvicorn's
+        super().__init__(*args, **kwargs)
+        self._num_loose_bytes = 0
+        """Received since the last complete head, part of a body, or message."""
+        self._num_head_bytes = 0
+        self._refusal: ApiError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection."""
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, ABORT: partial(_reset, transport)}
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a packet; refuse a head, a chunk's size or a trailer that does not end."""
+        self._num_loose_bytes += len(data)
+        super().data_received(data)
+        if self._num_loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refusal = _large_head(f"more than {MAX_HEAD_BYTES} bytes")
+            self.send_400_response("")
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        super().on_message_begin()
+        self._num_head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the first line."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a field of a trailer."""
+        self._count(len(name) + len(value) + len(": \r\n"))
+        if len(self.headers) == MAX_HEADERS:
+            self._refuse(_large_head(f"more than {MAX_HEADERS} headers"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._num_loose_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._num_loose_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._num_loose_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not a request, and close; in the middle of another answer, only close."""
+        if self.cycle is None or self.cycle.response_complete:
+            error = self._refusal or invalid("the request is not HTTP/1.1: send a valid one")
+            body = orjson.dumps(error.envelope)
+            headers = [
+                *self.server_state.default_headers,
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"connection", b"close"),
+            ]
+            head = b"".join(b"%s: %s\r\n" % header for header in headers)
+            self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        self.transport.close()
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_large_head(f"more than {MAX_HEAD_BYTES} bytes"))
+
+    def _refuse(self, error: ApiError) -> None:
+        """End the parser's work; uvicorn then calls `send_400_response`."""
+        self._refusal = error
+        raise error
+
+
+def _large_head(size: str) -> ApiError:
+    message = f"the head of the request has {size}: send fewer or shorter headers"
+    return ApiError(431, INVALID, message, code="headers_too_large")
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close a connection at once; its client gets a reset."""
+    if (sock := transport.get_extra_info("socket")) is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    transport.abort()

@@ -1,0 +1,71 @@
+"""Bytes on a socket that no client library sends: large heads."""
+
+import json
+import socket
+from contextlib import suppress
+
+import pytest
+
+
+def talk(served, *parts):
+    """Send parts over one connection; returns all that comes back until the server closes it."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=5) as end:
+        received = b""
+        with suppress(ConnectionError):  # closed before all was read
+            for part in parts:
+                end.sendall(part)
+            while more := end.recv(65536):
+                received += more
+    return received.decode()
+
+
+def head(*headers, line="GET /health HTTP/1.1"):
+    return "\r\n".join([line, "Host: x", *headers, "", ""]).encode()
+
+
+LONG = "x" * (64 << 10)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [head(f"A: {LONG}")],
+        [head(line=f"GET /{LONG} HTTP/1.1")],
+        [head(*[f"A{i}: {LONG[:2000]}" for i in range(40)])],
+        [head(f"A: {LONG}")[:-4]],
+        [head(*["A: b"] * 256)],
+    ],
+    ids=["header", "url", "headers", "no end", "number"],
+)
+def test_a_large_head_is_refused(served, parts):
+    start, _, body = talk(served, *parts).partition("\r\n\r\n")
+    assert start.startswith("HTTP/1.1 431 Request Header Fields Too Large")
+    assert json.loads(body)["error"]["code"] == "headers_too_large"
+    assert served.client.get("/health").status_code == 200
+
+
+def test_a_large_head_after_a_request_closes_the_connection(served):
+    assert "431" not in talk(served, head() + head(f"A: {LONG}"))
+
+
+def test_a_trailer_without_an_end_closes_the_connection(served):
+    first = head("Transfer-Encoding: chunked", line="POST /nothing HTTP/1.1")
+    talk(served, first + b"1\r\nx\r\n0\r\nTrailer: ", 8 * LONG.encode())
+
+
+def test_a_head_just_below_the_bounds_is_taken(served):
+    headers = ["Connection: close", *["A: b"] * 253, f"B: {LONG[:60_000]}"]
+    assert talk(served, head(*headers)).startswith("HTTP/1.1 200 OK")
+
+
+def test_a_body_may_be_larger_than_a_head(served):
+    body = b'{"prompt": "ab"}' + b" " * (256 << 10)
+    lines = ["Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close"]
+    answer = talk(served, head(*lines, line="POST /v1/completions HTTP/1.1"), body)
+    assert answer.startswith("HTTP/1.1 200 OK")
+
+
+def test_what_is_not_http_gets_an_error_in_our_form(served):
+    start, _, body = talk(served, b"\x16\x03\x01\r\n\r\n").partition("\r\n\r\n")
+    assert start.startswith("HTTP/1.1 400 Bad Request")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
