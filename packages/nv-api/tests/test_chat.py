@@ -331,6 +331,7 @@ def test_what_is_no_conversation(scripted, engine, messages, error, match):
         ({"chat_template_kwargs": {"messages": []}}, ValueError, "has 'messages'.*remove it"),
         ({"chat_template_kwargs": 5}, TypeError, "chat_template_kwargs is 5: it must be a dict"),
         ({"chat_template": 5}, TypeError, "chat_template is 5: it must be a Jinja template"),
+        ({"chat_template": "./chat.jinja"}, ValueError, "of a file, pass the text"),
         ({"chat_template": "{% bad"}, ValueError, "unknown tag 'bad'"),
         ({"chat_template": "{{ raise_exception('no') }}"}, ValueError, "does not take.*: no"),
         ({"chat_template": "{{ 1 / 0 }}"}, ValueError, r"failed .* \(ZeroDivisionError: division"),

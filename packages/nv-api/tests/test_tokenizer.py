@@ -1,5 +1,6 @@
 import json
 import logging
+import os
 import shutil
 
 import nv_api.tokenizer
@@ -53,6 +54,23 @@ def test_a_place_that_is_not_there(place, tmp_path, monkeypatch):
         FileNotFoundError, match=f"tokenizer {place} is neither a folder nor a hub name"
     ):
         load_tokenizer(place)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["pipe", "dead link", "folder"])
+def test_16_no_file_in_place_of_a_file(folder, tmp_path, name, kind):
+    """A reader of a pipe would wait for a writer."""
+    copy = shutil.copytree(folder, tmp_path / "model")
+    (copy / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(copy / name)
+    elif kind == "folder":
+        (copy / name).mkdir()
+    else:
+        (copy / name).symlink_to(copy / "gone")
+    message = {"pipe": "is a pipe", "dead link": "links to .*gone", "folder": "is a folder"}[kind]
+    with pytest.raises(FileNotFoundError, match=f"{name} {message}"):
+        load_tokenizer(copy)
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, ValueError])

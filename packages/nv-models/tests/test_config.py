@@ -205,6 +205,7 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
         ),
         ({"layer_types": 5}, "layer_types is 5: it must be a list of strings"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small': it must be a positive number"),
+        ({"rms_norm_eps": 1e300}, r"rms_norm_eps is 1e\+300: it must be at most 1"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no': it must be true or false"),
         ({"eos_token_id": "a"}, "eos_token_id is 'a': it must be a token id or a list of them"),
         ({"eos_token_id": -1}, "eos_token_id is -1: it must be an integer from 0 to 2147483647"),
@@ -232,6 +233,13 @@ def test_refusals_name_the_file(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message) as error:
         read_config(write(tmp_path, **overrides))
     assert str(error.value).startswith(f"{tmp_path / 'config.json'}: ")
+
+
+def test_16_json_that_is_nested_too_deeply(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text('{"a":' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ValueError, match=r"config.json is nested too deeply: download it again"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateSyntaxError
 from nv_engine.values import shown
 from nv_models.fields import read_json
+from nv_models.missing import why_missing
 
 ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
 Templates: TypeAlias = str | dict[str, str] | None
@@ -24,13 +25,17 @@ def template_of(folder: Path) -> Templates:
     processors).
 
     Raises:
+        FileNotFoundError: a template's file that is a folder, a pipe or a dead link.
         ValueError: a `chat_template` that is neither a text nor a list of named texts.
     """
     alone = folder / "chat_template.jinja"
-    files = {"default": alone} if alone.exists() else {}
+    files = {"default": alone} if alone.exists() or alone.is_symlink() else {}
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     files |= {file.stem: file for file in more}
     if files:
+        for file in files.values():
+            if not file.is_file():
+                raise FileNotFoundError(f"{file} {why_missing(file, 'does not exist')}")
         texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
         return texts["default"] if texts.keys() == {"default"} else texts
     for name in ("tokenizer_config.json", "chat_template.json"):

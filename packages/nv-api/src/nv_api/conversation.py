@@ -131,6 +131,11 @@ def _render(
     with _template_errors():
         template = backend.get_chat_template(rendering.chat_template, tools)
         form = rendering.content_form_of(template)
+    if "{{" not in template and "{%" not in template:
+        raise ValueError(
+            f"chat_template is {shown(template)}: a Jinja template has {{{{ or {{%, and this text "
+            "would be the prompt of every conversation; of a file, pass the text"
+        )
     shaped = [{**each, "content": in_form(each["content"], form)} for each in conversation]
 
     def apply(messages: list[dict[str, Any]]) -> str:

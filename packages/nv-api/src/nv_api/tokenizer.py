@@ -17,6 +17,7 @@ from nv_models.byte_level import BYTE_OF_CHARACTER
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.hub import download
 from nv_models.locate import TOKENIZER_FILES
+from nv_models.missing import why_missing
 from nv_models.turns import TOKENIZERS
 
 from nv_api.chat_templates import check_templates
@@ -78,6 +79,9 @@ def load_tokenizer(
                 f"the tokenizer {source} is neither a folder nor a hub name: {REMEDY}"
             )
         path = _downloaded(str(source), revision)
+    for file in map(path.joinpath, FILES):
+        if not file.is_file() and (file.exists() or file.is_symlink()):
+            raise FileNotFoundError(f"{file} {why_missing(file, 'does not exist')}: {REMEDY}")
     if not (path / JSON).exists():
         _check_readable(path)
     with TOKENIZERS:

@@ -82,6 +82,9 @@ def test_several_completions_and_stop_strings(front_end):
         ([5], SamplingParams(stop_token_ids=[5000]), ValueError, "5000"),
         ("", PARAMS, ValueError, "empty"),
         (7.5, PARAMS, TypeError, "float"),
+        ({"prompt": "x", "cache_salt": 5}, PARAMS, ValueError, "cache_salt is 5: it must be a str"),
+        ({"prompt": "x", "cache_salt": "\ud800"}, PARAMS, ValueError, "in valid Unicode"),
+        ([2**70], PARAMS, ValueError, "more than 64 bits: token ids are below"),
     ],
 )
 def test_a_wrong_request_is_refused_before_the_first_output(

@@ -5,6 +5,7 @@ name. Never uses a value.
 """
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ def read_json(file: Path) -> dict[str, Any]:
     refuse_pointer(file)
     try:
         content = json.loads(file.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise ValueError(f"{file} is nested too deeply: download it again") from None
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); download it again") from error
     if not isinstance(content, dict):
@@ -57,11 +60,15 @@ def size(values: Mapping[str, Any], name: str, default: int | None = None) -> in
     return int(value)
 
 
-def number(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+def number(
+    values: Mapping[str, Any], name: str, default: float | None = None, at_most: float = math.inf
+) -> float:
     """A positive real number; null or a missing field means the default, if there is one."""
     value = _given(values, name, default)
     if not _is_number(value) or not (_is_finite(value) and value > 0):
         raise ValueError(f"{name} is {value!r:.200}: it must be a positive number")
+    if value > at_most:
+        raise ValueError(f"{name} is {value!r:.200}: it must be at most {at_most:g}")
     return float(value)
 
 

@@ -141,7 +141,7 @@ def model_config(
         num_q_heads=num_q_heads,
         num_kv_heads=size(values, "num_key_value_heads", num_q_heads),
         head_dim=head_dim,
-        rms_norm_eps=number(values, "rms_norm_eps", 1e-6),
+        rms_norm_eps=number(values, "rms_norm_eps", 1e-6, at_most=1.0),
         max_position_embeddings=longest,
         max_length=rope.reach(longest),
         qk_norm=row.qk_norm,

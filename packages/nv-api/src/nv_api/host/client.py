@@ -56,14 +56,27 @@ class HostClient(asyncio.Protocol):
             self._transport.write(packed(frame))
 
     def add_list(self, requests: Iterable[EngineRequest], *, plain: bool) -> list[int]:
-        """Send requests; whether each is accepted comes later. Returns their ids."""
+        """Send requests, all or none; whether each is accepted comes later. Returns their ids.
+
+        Raises:
+            ValueError: a request that cannot travel.
+        """
         assert plain, "ids travel as plain ints"
-        ids: list[int] = []
-        for request in requests:
-            ids.append(self._next_id)
-            self._next_id += 1
-            self.send(add_of(request, ids[-1]))
-        return ids
+        requests = list(requests)
+        ids = range(self._next_id, self._next_id + len(requests))
+        try:
+            frames = [
+                packed(add_of(each, number)) for each, number in zip(requests, ids, strict=True)
+            ]
+        except OverflowError:
+            raise ValueError(
+                "an integer of the request needs more than 64 bits: token ids are below the "
+                "size of the vocabulary"
+            ) from None
+        self._next_id = ids.stop
+        if self._transport is not None:
+            self._transport.write(b"".join(frames))
+        return list(ids)
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         """End a request, or one of its completions."""

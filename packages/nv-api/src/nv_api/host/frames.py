@@ -19,6 +19,7 @@ from nv_engine import (
     SequenceUpdate,
     StructuredOutputsParams,
 )
+from nv_engine.validation import plain_salt
 
 LENGTH = Struct("<I")
 MAX_BYTES = 2**32 - 1
@@ -171,7 +172,13 @@ _DEFAULTS = {
 
 
 def add_of(request: EngineRequest, request_id: int) -> Add:
-    """A request as it travels; the grammar is compiled where it arrives."""
+    """A request as it travels; the grammar is compiled where it arrives.
+
+    Raises:
+        ValueError: a cache_salt that the engine would refuse; here, as one that is not a text could
+            not be read there.
+    """
+    plain_salt(request.cache_salt)
     given: dict[str, Any] = {
         name: value
         for name, default in _DEFAULTS[type(request.params)].items()
