@@ -1,4 +1,4 @@
-"""Bytes on a socket that no client library sends: large heads."""
+"""Bytes on a socket that no client library sends: large heads, offers of other protocols."""
 
 import json
 import socket
@@ -68,4 +68,30 @@ def test_a_body_may_be_larger_than_a_head(served):
 def test_what_is_not_http_gets_an_error_in_our_form(served):
     start, _, body = talk(served, b"\x16\x03\x01\r\n\r\n").partition("\r\n\r\n")
     assert start.startswith("HTTP/1.1 400 Bad Request")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("pause", [False, True])
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_an_offer_of_another_protocol_is_ignored(served, caplog, offer, pause):
+    body = b'{"prompt": "ab"}'
+    offered = [f"Upgrade: {offer}", "HTTP2-Settings: AAMAAABkAAQAAP__"]
+    lines = ["Content-Type: application/json", f"Content-Length: {len(body)}", *offered]
+    first = head(
+        "Connection: Upgrade, HTTP2-Settings", *lines, line="POST /v1/completions HTTP/1.1"
+    )
+    last = head("Connection: Upgrade, close", *offered, line="GET /version HTTP/1.1")
+    parts = [first, body, last] if pause else [first + body + last]
+    answer = talk(served, *parts)
+    assert answer.count("HTTP/1.1 200 OK") == 2
+    assert '"text":"ab"' in answer
+    assert '"version"' in answer
+    assert not caplog.records
+
+
+def test_a_slash_at_the_end_is_no_redirect_to_the_host_that_a_client_names(served):
+    asked = b"POST /v1/embeddings/ HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+    start, _, body = talk(served, asked).partition("\r\n\r\n")
+    assert start.startswith("HTTP/1.1 404 Not Found")
+    assert "evil.example" not in start
     assert json.loads(body)["error"]["type"] == "invalid_request_error"

@@ -101,6 +101,7 @@ def make_app(llm: ServedLLM, options: ServeOptions) -> FastAPI:
         openapi_url=None,  # `describe` makes it beside the event loop
         docs_url=None,  # these pages fetch scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,  # a redirect would go to the host that the client names
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
         middleware=_middleware(service),
         exception_handlers={

@@ -1,7 +1,7 @@
 """Connection: one HTTP connection, as uvicorn's protocol with bounds of ours.
 
-Owns what is below the app: the size of a request's head, and the end of a connection. Never knows a
-route.
+Owns what is below the app: the size of a request's head, offers of other protocols, and the end of
+a connection. Never knows a route.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import struct
 from functools import partial
 from typing import Any
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -37,6 +38,7 @@ class Connection(HttpToolsProtocol):
         self._num_loose_bytes = 0
         """Received since the last complete head, part of a body, or message."""
         self._num_head_bytes = 0
+        self._has_offer = False
         self._refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -46,11 +48,43 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse a packet; refuse a head, a chunk's size or a trailer that does not end."""
+        self._unset_keepalive_if_required()
         self._num_loose_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("")
+            return
         if self._num_loose_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self._refusal = _large_head(f"more than {MAX_HEAD_BYTES} bytes")
             self.send_400_response("")
+
+    def _parse(self, data: memoryview) -> None:
+        """Parse bytes. An offer of another protocol is ignored (RFC 9110, 7.8).
+
+        httptools takes the bytes after such a head for the other protocol's, so the same head
+        without the offer goes to a new parser, and then the bytes after it.
+        """
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as pause:
+                if not self._has_offer:  # CONNECT, which has no body
+                    return
+                data = data[pause.args[0] :]
+                head = self._head_without_offer()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+                self.parser.feed_data(head)
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -72,7 +106,9 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete."""
         self._num_loose_bytes = 0
-        super().on_headers_complete()
+        self._has_offer = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if not self._has_offer:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -82,7 +118,8 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is complete."""
         self._num_loose_bytes = 0
-        super().on_message_complete()
+        if not self._has_offer:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not a request, and close; in the middle of another answer, only close."""
@@ -105,7 +142,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(_large_head(f"more than {MAX_HEAD_BYTES} bytes"))
 
     def _refuse(self, error: ApiError) -> None:
-        """End the parser's work; uvicorn then calls `send_400_response`."""
+        """End the parser's work; `data_received` then sends the error."""
         self._refusal = error
         raise error
 
