@@ -285,3 +285,12 @@ def test_unknown_fields_are_named_in_a_header(served, events):
     streamed = served.post(CHAT, {**body, "stream": True})
     assert streamed.headers["x-ignored-fields"] == "frequency_panelty, ?"
     assert events(streamed.text)
+
+
+def test_too_many_log_probabilities_of_a_chat_are_named_as_there(served):
+    for number in 21, -1:
+        error = served.chat(logprobs=True, top_logprobs=number).json()["error"]
+        assert error["param"] == "top_logprobs"
+        assert error["message"].startswith(f"top_logprobs is {number}: ")
+    error = served.complete(logprobs=21).json()["error"]
+    assert error["param"] == "logprobs"

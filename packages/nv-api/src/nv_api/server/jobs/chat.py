@@ -15,7 +15,7 @@ from nv_api.said import Place, Speech
 from nv_api.server.answers.chat import ChatEvents, ChatForm, ChatWhole
 from nv_api.server.answers.form import Head
 from nv_api.server.demand import demand_of, own_demand
-from nv_api.server.errors import ApiError, invalid, refusals, unsupported
+from nv_api.server.errors import ApiError, invalid, refusals, renamed, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.jobs.job import ignored_fields
 from nv_api.server.messages import check_no_template, check_rendered, conversation
@@ -141,13 +141,14 @@ class ChatJob:
             raise invalid(
                 "prompt_logprobs are not sent in a stream: leave one of them out", "prompt_logprobs"
             )
-        return sampling_params(
-            asked,
-            _without_length(self._service.default_params),
-            self._service.options,
-            max_tokens=asked.max_tokens if most is None else most,
-            logprobs=self._num_top,
-        )
+        with renamed({"logprobs": "top_logprobs"}):  # the number's name in a chat
+            return sampling_params(
+                asked,
+                _without_length(self._service.default_params),
+                self._service.options,
+                max_tokens=asked.max_tokens if most is None else most,
+                logprobs=self._num_top,
+            )
 
 
 def _without_length(defaults: SamplingParams) -> SamplingParams:
