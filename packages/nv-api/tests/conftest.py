@@ -92,6 +92,10 @@ class ScriptedEngine:
     closed: bool = False
 
     @property
+    def facts(self):
+        return SimpleNamespace(max_model_len=self.max_model_len)
+
+    @property
     def has_unfinished(self):
         return bool(self.running)
 

@@ -42,7 +42,7 @@ from nv_api.outputs import RequestOutput
 from nv_api.pooled_request import PooledRequest
 from nv_api.pooling import existing_pooler, fields, with_task
 from nv_api.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from nv_api.pooling_prompts import truncated, with_prompt
+from nv_api.pooling_prompts import bound_of, truncated, with_prompt
 from nv_api.processor import Processor
 from nv_api.prompts import PromptLike, TokenPrompt, single_prompt, tokenize
 from nv_api.request_stream import EngineDead, RequestStream
@@ -265,7 +265,8 @@ class AsyncLLM(OneProcess):
         pooler = existing_pooler(self._known().pooler)
         (params,) = with_task(pooling_params, pooling_task, 1, pooler)
         prompts = with_prompt([single_prompt(prompt)], pooler, prompt_name)
-        tokenized = await self._in_thread(lambda: tokenize(prompts, self.text))
+        length = bound_of([params], self.facts.max_model_len)
+        tokenized = await self._in_thread(lambda: tokenize(prompts, self.text, length))
         (kept,) = truncated(tokenized, [params], self.facts.max_model_len)
         async with self._stream(kept, params, request_id) as stream:
             async for _ in stream:
@@ -333,20 +334,39 @@ class AsyncLLM(OneProcess):
         return stream
 
     @VLLM_NAMES.arguments_of
-    async def tokenize(self, prompts: Sequence[PromptLike]) -> list[TokenPrompt]:
-        """Prompts as token ids, made in a thread; raises as `LLM.generate`."""
+    async def tokenize(
+        self, prompts: Sequence[PromptLike], *, truncates: bool = False
+    ) -> list[TokenPrompt]:
+        """Prompts as token ids, made in a thread; raises as `LLM.generate`.
+
+        Args:
+            prompts: as of `LLM.generate`.
+            truncates: the caller keeps some of the ids, so no text is too long.
+        """
         await self._prepare()
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
             raise TypeError(f"prompts is {shown(prompts)}: it must be a list of prompts")
         named = [single_prompt(prompt) for prompt in prompts]
-        return await self._in_thread(lambda: tokenize(named, self.text))
+        length = self._length(truncates)
+        return await self._in_thread(lambda: tokenize(named, self.text, length))
 
     @VLLM_NAMES.arguments_of
-    async def chat_prompt(self, messages: Sequence[Message], rendering: Rendering) -> TokenPrompt:
-        """The prompt of a conversation, made in a thread; raises as `LLM.chat`."""
+    async def chat_prompt(
+        self, messages: Sequence[Message], rendering: Rendering, *, truncates: bool = False
+    ) -> TokenPrompt:
+        """The prompt of a conversation, made in a thread; raises as `LLM.chat`.
+
+        Args:
+            messages: as of `chat`.
+            rendering: how they become a prompt.
+            truncates: as of `tokenize`.
+        """
         await self._prepare()
         (conversation,) = conversation_list([messages])
-        return await self._in_thread(lambda: chat_prompt(self.text, conversation, rendering))
+        length = self._length(truncates)
+        return await self._in_thread(
+            lambda: chat_prompt(self.text, conversation, rendering, length)
+        )
 
     @VLLM_NAMES.arguments_of
     async def reset_prefix_cache(self) -> bool:
@@ -458,6 +478,10 @@ class AsyncLLM(OneProcess):
     def _params_of(self, given: SamplingParams | None) -> SamplingParams:
         (params,) = params_list(given, self._known().default_params, 1)
         return params
+
+    def _length(self, truncates: bool) -> int | None:
+        """The context, which bounds a text; None while it is not known, and where it is cut."""
+        return None if truncates or self._facts is None else self._facts.max_model_len
 
     def _known(self) -> Prepared:
         if self._prepared is None:

@@ -16,7 +16,7 @@ from nv_engine.values import boolean, one_of, shown
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
 from nv_api.probe import TEMPLATE_ERRORS, form_of
-from nv_api.prompts import TokenPrompt, checked_text
+from nv_api.prompts import TokenPrompt, check_length, checked_text
 from nv_api.template import ContentForm
 from nv_api.tokenizer import Tokenizer, existing
 from nv_api.tool_calls import parsed_calls, parsed_function
@@ -103,17 +103,28 @@ def conversation_list(messages: object) -> list[list[dict[str, Any]]]:
 
 
 def chat_prompt(
-    tokenizer: Tokenizer | None, conversation: list[dict[str, Any]], rendering: Rendering
+    tokenizer: Tokenizer | None,
+    conversation: list[dict[str, Any]],
+    rendering: Rendering,
+    max_model_len: int | None = None,
 ) -> TokenPrompt:
     """The prompt that the chat template makes of a conversation of `conversation_list`.
+
+    Args:
+        tokenizer: has the template.
+        conversation: its messages.
+        rendering: how they become a prompt.
+        max_model_len: as of `check_length`.
 
     Raises:
         ValueError: there is no tokenizer, it has no chat template and none was given, the template
             refuses the conversation or does not end with the message to continue, or
             `chat_template_kwargs` has a name that is not a variable of the template.
+        PromptTooLong: as `check_length`.
     """
     tokenizer = existing(tokenizer)
     text = checked_text(_render(tokenizer.backend, conversation, rendering), "the prompt")
+    check_length(text, tokenizer, max_model_len)
     (token_ids,) = tokenizer.encode([text], add_special_tokens=False)
     return TokenPrompt(text, token_ids)
 

@@ -87,7 +87,7 @@ class LLM(PoolingMethods, OneProcess):
         check_use_tqdm(use_tqdm)
         refuse_lora(lora_request)
         self._session.check_usable()
-        tokenized = tokenize(prompt_list(prompts), self._tokenizer)
+        tokenized = tokenize(prompt_list(prompts), self._tokenizer, self._session.max_model_len)
         params = self._params_of(sampling_params, len(tokenized))
         return self._session.run(tokenized, params, use_tqdm)
 
@@ -141,7 +141,8 @@ class LLM(PoolingMethods, OneProcess):
         )
         conversations = conversation_list(messages)
         self._session.check_usable()
-        prompts = [chat_prompt(self._tokenizer, each, rendering) for each in conversations]
+        length = self._session.max_model_len
+        prompts = [chat_prompt(self._tokenizer, each, rendering, length) for each in conversations]
         params = self._params_of(sampling_params, len(prompts))
         return self._session.run(prompts, params, use_tqdm)
 
@@ -169,7 +170,9 @@ class LLM(PoolingMethods, OneProcess):
             TypeError: as `generate`.
         """
         self._session.check_usable()
-        (tokenized,) = tokenize([single_prompt(prompt)], self._tokenizer)
+        (tokenized,) = tokenize(
+            [single_prompt(prompt)], self._tokenizer, self._session.max_model_len
+        )
         (params,) = self._params_of(sampling_params, 1)
         return self._session.stream(tokenized, params)
 
@@ -215,7 +218,7 @@ class LLM(PoolingMethods, OneProcess):
         )
         (conversation,) = conversation_list([messages])
         self._session.check_usable()
-        prompt = chat_prompt(self._tokenizer, conversation, rendering)
+        prompt = chat_prompt(self._tokenizer, conversation, rendering, self._session.max_model_len)
         (params,) = self._params_of(sampling_params, 1)
         return self._session.stream(prompt, params)
 
@@ -223,7 +226,9 @@ class LLM(PoolingMethods, OneProcess):
     def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
         """Queue one prompt for `step` and return its id. Raises as `generate` does."""
         self._session.check_usable()
-        (tokenized,) = tokenize([single_prompt(prompt)], self._tokenizer)
+        (tokenized,) = tokenize(
+            [single_prompt(prompt)], self._tokenizer, self._session.max_model_len
+        )
         (params,) = self._params_of(sampling_params, 1)
         (request,) = self._session.add([tokenized], [params])
         return request.request_id

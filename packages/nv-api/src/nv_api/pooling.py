@@ -25,7 +25,7 @@ from nv_api.pooling_outputs import (
     ScoringOutput,
     ScoringRequestOutput,
 )
-from nv_api.pooling_prompts import paired, truncated, with_prompt
+from nv_api.pooling_prompts import bound_of, paired, truncated, with_prompt
 from nv_api.progress import UseTqdm, check_use_tqdm
 from nv_api.prompts import PromptLike, TokenPrompt, prompt_list, tokenize
 from nv_api.scoring import Scoring
@@ -176,7 +176,8 @@ class PoolingMethods:
         pooler = self._check(use_tqdm, lora_request)
         listed = prompt_list(prompts)
         params = with_task(given, task, len(listed), pooler)
-        tokenized = tokenize(with_prompt(listed, pooler, prompt_name), self._tokenizer)
+        length = bound_of(params, self._session.max_model_len)
+        tokenized = tokenize(with_prompt(listed, pooler, prompt_name), self._tokenizer, length)
         return self._run(tokenized, params, use_tqdm)
 
     def _run(

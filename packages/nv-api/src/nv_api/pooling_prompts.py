@@ -75,6 +75,12 @@ def truncated(
     return kept
 
 
+def bound_of(params: Sequence["PoolingParams"], max_model_len: int) -> int | None:
+    """The most tokens of a text of these requests; None: one of them truncates its prompt."""
+    is_kept = all(each.truncate_prompt_tokens is None for each in params)
+    return max_model_len if is_kept else None
+
+
 def paired(
     first: Sequence[Prompt], second: Sequence[Prompt], names: tuple[str, str] = ("data_1", "data_2")
 ) -> tuple[list[Prompt], list[Prompt]]:

@@ -20,6 +20,10 @@ UNBUILT_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 FORMS = "a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
 
 
+class PromptTooLong(ValueError):
+    """A text that surely has more tokens than the context; it was not tokenized."""
+
+
 class Prompt(NamedTuple):
     """One prompt: its text, its token ids, or both (then the ids are run)."""
 
@@ -71,11 +75,19 @@ def single_prompt(prompt: object, name: str = "the prompt") -> Prompt:
     return Prompt(None, _token_ids(prompt, name))
 
 
-def tokenize(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[TokenPrompt]:
+def tokenize(
+    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, max_model_len: int | None = None
+) -> list[TokenPrompt]:
     """The token ids of every prompt.
+
+    Args:
+        prompts: texts and token ids.
+        tokenizer: None: there are no texts.
+        max_model_len: as of `check_length`.
 
     Raises:
         ValueError: a prompt is text, and there is no tokenizer.
+        PromptTooLong: as `check_length`.
     """
     texts = [p.text for p in prompts if p.token_ids is None and p.text is not None]
     if texts and tokenizer is None:
@@ -83,11 +95,34 @@ def tokenize(prompts: Sequence[Prompt], tokenizer: Tokenizer | None) -> list[Tok
             f"the prompt {shown(texts[0])} is text and there is no tokenizer "
             "(skip_tokenizer_init=True): pass token ids"
         )
+    if tokenizer is not None:
+        for text in texts:
+            check_length(text, tokenizer, max_model_len)
     encoded = iter(tokenizer.encode(texts) if tokenizer is not None else ())
     return [
         TokenPrompt(p.text, next(encoded) if p.token_ids is None else p.token_ids, p.cache_salt)
         for p in prompts
     ]
+
+
+def check_length(text: str, tokenizer: Tokenizer, max_model_len: int | None) -> None:
+    """Refuse a text that is far too long before it is tokenized, which would take long.
+
+    Args:
+        text: of a prompt.
+        tokenizer: whose tokens bound the text's length.
+        max_model_len: the context, in tokens; None: it has no bound, as where a text is truncated.
+
+    Raises:
+        PromptTooLong: the text surely has more tokens; shorter ones are left to the engine.
+    """
+    if max_model_len is None or 4 * len(text) <= max_model_len:  # UTF-8: four bytes a character
+        return
+    if (least := tokenizer.bound.of(text)) > max_model_len:
+        raise PromptTooLong(
+            f"the prompt is too long: it has at least {least} tokens and this model's maximum "
+            f"context length is {max_model_len} tokens (max_model_len); shorten it"
+        )
 
 
 def _is_token_ids(prompts: object) -> bool:

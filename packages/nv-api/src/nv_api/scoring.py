@@ -13,7 +13,7 @@ from nv_engine import PoolingParams
 
 from nv_api.pooling_outputs import PooledValues, cosines
 from nv_api.pooling_prompts import joined, with_prompt
-from nv_api.prompts import Prompt, TokenPrompt, tokenize
+from nv_api.prompts import Prompt, TokenPrompt, check_length, tokenize
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,16 +57,26 @@ class Scoring:
         """The user's parameters for a prompt; a cosine needs embeddings of length 1."""
         return replace(given, use_activation=True) if self.embeds else given
 
-    def prompts(self, tokenizer: Tokenizer | None, chat_template: str | None) -> list[TokenPrompt]:
+    def prompts(
+        self,
+        tokenizer: Tokenizer | None,
+        chat_template: str | None,
+        max_model_len: int | None = None,
+    ) -> list[TokenPrompt]:
         """The prompts, tokenized.
 
         Args:
             tokenizer: None: the texts are token ids.
             chat_template: of a classifier's prompt; None: as `joined` does without one.
+            max_model_len: as of `check_length`, which each text is checked by alone.
 
         Raises:
             ValueError: as `joined`, or a template for a model that embeds.
+            PromptTooLong: as `check_length`.
         """
+        for text in {each.text for each in (*self._first, *self._second) if each.text is not None}:
+            if tokenizer is not None:
+                check_length(text, tokenizer, max_model_len)
         if not self.embeds:
             return joined(self._first, self._second, tokenizer, self._pooler, chat_template)
         if chat_template is not None:

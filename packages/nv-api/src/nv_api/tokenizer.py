@@ -7,7 +7,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from nv_models.turns import TOKENIZERS
 
 from nv_api.chat_templates import check_templates
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from nv_api.token_bound import TokenBound
 from nv_api.tokenizer_json import JSON, tokenizer_of_json
 
 if TYPE_CHECKING:
@@ -280,6 +281,11 @@ class Tokenizer:
         """The id of the tokenizer's own EOS, if it has one."""
         eos = self.backend.eos_token_id
         return () if eos is None else (int(eos),)
+
+    @cached_property
+    def bound(self) -> TokenBound:
+        """The least number of tokens of a text; made when the first long one comes."""
+        return TokenBound(self.backend)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, with the tokenizer's first and last special tokens if wanted."""

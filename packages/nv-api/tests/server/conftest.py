@@ -219,12 +219,14 @@ class ScriptedLLM:
             self.stepping.add_done_callback(asyncio.Future.result)  # an error is shown
         return stream
 
-    async def tokenize(self, prompts):
-        return tokenize([single_prompt(prompt) for prompt in prompts], self.text)
+    async def tokenize(self, prompts, *, truncates=False):
+        length = None if truncates else self.max_model_len
+        return tokenize([single_prompt(prompt) for prompt in prompts], self.text, length)
 
-    async def chat_prompt(self, messages, rendering):
+    async def chat_prompt(self, messages, rendering, *, truncates=False):
         (conversation,) = conversation_list([messages])
-        return chat_prompt(self.text, conversation, rendering)
+        length = None if truncates else self.max_model_len
+        return chat_prompt(self.text, conversation, rendering, length)
 
     def forget(self, stream):
         self.running = [each for each in self.running if each is not stream]

@@ -211,6 +211,29 @@ def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(served):
     assert "600 tokens" in refusal(served.complete("a" * 600))["message"]
 
 
+def test_a_prompt_far_over_the_context_is_refused_before_it_is_tokenized(served, monkeypatch):
+    long = "a" * 500_000
+    monkeypatch.setattr(served.llm.text, "encode", None)
+    for response in (
+        served.chat(long),
+        served.complete(long),
+        served.complete(["a", long]),
+        served.complete(long, add_special_tokens=False),
+    ):
+        error = refusal(response)
+        assert error["code"] == "context_length_exceeded"
+        assert "at least 384" in error["message"]
+        assert "512 tokens" in error["message"]
+    for body in {"prompt": long}, {"messages": [{"role": "user", "content": long}]}:
+        error = refusal(served.post("/tokenize", body))
+        assert error["code"] == "context_length_exceeded"
+        assert "at most 16384" in error["message"]
+
+
+def test_a_text_that_is_too_long_for_the_context_is_still_counted(served):
+    assert served.post("/tokenize", {"prompt": "a" * 9000}).json()["count"] == 9000
+
+
 def test_unknown_routes_and_methods_are_refused_in_the_same_shape(served):
     error = refusal(served.client.get("/v2/none"), 404)
     assert "/v2/none" in error["message"]

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nv_api.prompts import PromptTooLong
+
 INVALID, AUTHENTICATION, RATE, UNAVAILABLE, SERVER = (
     "invalid_request_error",
     "authentication_error",
@@ -17,6 +19,8 @@ INVALID, AUTHENTICATION, RATE, UNAVAILABLE, SERVER = (
     "server_error",
 )
 """Types of errors."""
+NO_ROOM = "context_length_exceeded"
+"""The code of a prompt that is longer than the context."""
 RETRY_SECONDS = 1
 """Of the header Retry-After."""
 _FIRST_WORD = re.compile(r"(?:prompt \d+: )?(?:the longest entry of )?([a-z_]+)(?:\b|\[)")
@@ -126,6 +130,8 @@ def refusals(param: str | None = None) -> Iterator[None]:
         yield
     except NotImplementedError as error:
         raise unsupported(str(error), _field_of(str(error), param)) from error
+    except PromptTooLong as error:
+        raise invalid(str(error), param, NO_ROOM) from error
     except (ValueError, TypeError, ImportError) as error:
         raise invalid(str(error), _field_of(str(error), param)) from error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nv_engine.values import shown
 
-from nv_api.prompts import Prompt, PromptLike, TokenPrompt, prompt_list
+from nv_api.prompts import Prompt, PromptLike, TokenPrompt, check_length, prompt_list
 from nv_api.server.errors import invalid, refusals
 from nv_api.server.llm import ServedLLM
 
@@ -43,23 +43,31 @@ def input_list(given: Any, name: str) -> list[Prompt]:  # noqa: ANN401
 
 
 async def tokenized(
-    llm: ServedLLM, prompts: Sequence[Prompt], *, adds_special_tokens: bool
+    llm: ServedLLM,
+    prompts: Sequence[Prompt],
+    *,
+    adds_special_tokens: bool,
+    truncates: bool = False,
 ) -> list[TokenPrompt]:
     """The token ids of prompts, made beside the event loop.
 
     Raises:
         ValueError: a prompt is text and there is no tokenizer.
+        PromptTooLong: a text is far too long, unless it will be truncated.
     """
     if adds_special_tokens:
-        return await llm.tokenize([_like(each) for each in prompts])
-    return await asyncio.to_thread(_plainly, llm, prompts)
+        return await llm.tokenize([_like(each) for each in prompts], truncates=truncates)
+    return await asyncio.to_thread(_plainly, llm, prompts, truncates)
 
 
-def _plainly(llm: ServedLLM, prompts: Sequence[Prompt]) -> list[TokenPrompt]:
+def _plainly(llm: ServedLLM, prompts: Sequence[Prompt], truncates: bool) -> list[TokenPrompt]:
     """Without the tokenizer's first and last special tokens."""
     tokenizer = llm.text
     if tokenizer is None:
         raise ValueError("there is a text and no tokenizer: send token ids")
+    for prompt in prompts:
+        if prompt.token_ids is None and not truncates:
+            check_length(prompt.text or "", tokenizer, llm.facts.max_model_len)
     return [
         TokenPrompt(prompt.text, prompt.token_ids)
         if prompt.token_ids is not None

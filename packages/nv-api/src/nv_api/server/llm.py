@@ -80,9 +80,15 @@ class ServedLLM(Protocol):
         """
 
     async def chat_prompt(
-        self, messages: Sequence[Mapping[str, Any]], rendering: Rendering
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rendering: Rendering,
+        *,
+        truncates: bool = False,
     ) -> TokenPrompt:
-        """Render a conversation."""
+        """Render a conversation; raises PromptTooLong unless it will be truncated."""
 
-    async def tokenize(self, prompts: Sequence[PromptLike]) -> list[TokenPrompt]:
-        """The token ids of each prompt."""
+    async def tokenize(
+        self, prompts: Sequence[PromptLike], *, truncates: bool = False
+    ) -> list[TokenPrompt]:
+        """The token ids of each prompt; raises PromptTooLong unless they will be truncated."""

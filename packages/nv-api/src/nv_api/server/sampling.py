@@ -10,7 +10,7 @@ from nv_engine import SamplingParams, StructuredOutputsParams
 from nv_engine.sampling_names import SAMPLING_NAMES
 from nv_engine.values import shown
 
-from nv_api.server.errors import invalid, refusals, unsupported
+from nv_api.server.errors import NO_ROOM, invalid, refusals, unsupported
 from nv_api.server.options import ServeOptions
 from nv_api.server.protocol.fields import Json, Sampling
 from nv_api.server.schema_limits import check_depth, check_size
@@ -20,7 +20,6 @@ _NAMES = [name for name in _OURS if name in Sampling.model_fields and name != "s
 """Fields that requests and `SamplingParams` share."""
 KNOWN_ELSEWHERE = frozenset(SAMPLING_NAMES.unbuilt) | SAMPLING_NAMES.no_difference
 GRAMMAR_KEYS = tuple(field.name for field in fields(StructuredOutputsParams))
-NO_ROOM = "context_length_exceeded"
 
 
 def sampling_params(

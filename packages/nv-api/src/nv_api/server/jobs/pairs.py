@@ -89,8 +89,11 @@ class PairsJob(PooledJob):
         """The prompts, tokenized."""
         service = self._service
         template = None if self._scoring.embeds else service.options.chat_template
+        length = None if self.truncates else service.llm.facts.max_model_len
         with refusals(self.field):
-            made = await asyncio.to_thread(self._scoring.prompts, service.llm.text, template)
+            made = await asyncio.to_thread(
+                self._scoring.prompts, service.llm.text, template, length
+            )
         return self.kept(made)
 
     def place(self, index: int, num_prompts: int) -> str:

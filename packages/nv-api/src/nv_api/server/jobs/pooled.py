@@ -15,11 +15,10 @@ from nv_api.pooling_outputs import PooledValues
 from nv_api.pooling_prompts import truncated
 from nv_api.prompts import TokenPrompt
 from nv_api.server.answers.pooled import PooledWhole
-from nv_api.server.errors import ApiError, invalid, refusals, unsupported
+from nv_api.server.errors import NO_ROOM, ApiError, invalid, refusals, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.jobs.job import ignored_fields
 from nv_api.server.protocol.pooled import Pooled
-from nv_api.server.sampling import NO_ROOM
 from nv_api.server.service import Service
 
 
@@ -89,6 +88,11 @@ class PooledJob(ABC):
     @abstractmethod
     def items(self, results: Sequence[PooledValues]) -> Sequence[dict[str, Any]]:
         """Of each entry of `data`, all fields but its index."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether no prompt is too long, since its last tokens are kept."""
+        return self.params.truncate_prompt_tokens is not None
 
     def place(self, index: int, num_prompts: int) -> str:
         """The field, or its entry, that a prompt is made of."""

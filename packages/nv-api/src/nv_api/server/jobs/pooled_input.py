@@ -51,7 +51,10 @@ class PooledInputJob(PooledJob):
             return self.kept([await self._of_messages()])
         with refusals("input"):
             made = await tokenized(
-                llm, self._prompts, adds_special_tokens=asked.add_special_tokens is not False
+                llm,
+                self._prompts,
+                adds_special_tokens=asked.add_special_tokens is not False,
+                truncates=self.truncates,
             )
         return self.kept(made)
 
@@ -59,7 +62,9 @@ class PooledInputJob(PooledJob):
         """The rendered conversation."""
         llm = self._service.llm
         with refusals("messages"):
-            prompt = await llm.chat_prompt(self._messages, self._rendering)
+            prompt = await llm.chat_prompt(
+                self._messages, self._rendering, truncates=self.truncates
+            )
             check_rendered(self._messages, prompt)
             if self._asked.add_special_tokens:
                 encode = existing(llm.text).encode

@@ -1,6 +1,7 @@
 """POST /tokenize, /detokenize; GET /tokenizer_info."""
 
 import asyncio
+import json
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -8,7 +9,7 @@ from starlette.requests import Request
 from nv_api.conversation import Rendering
 from nv_api.prompts import checked_text
 from nv_api.server.body import read_body
-from nv_api.server.errors import invalid, refusals
+from nv_api.server.errors import NO_ROOM, invalid, refusals
 from nv_api.server.messages import check_no_template, conversation
 from nv_api.server.protocol.tokenize import (
     DetokenizeRequest,
@@ -23,6 +24,10 @@ from nv_api.tokenizer import Tokenizer, existing
 
 router = APIRouter()
 
+BYTES_PER_TOKEN = 32
+"""Of max_model_len: how long a text may be. English has four to five bytes a token, so that a text
+may be some seven times too long for the model and still be counted."""
+
 
 @router.post("/tokenize", responses=errors(), openapi_extra=body_of(TokenizeRequest))
 async def tokenize(request: Request) -> TokenizeResponse:
@@ -34,6 +39,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
     tokenizer = _tokenizer(service)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("the request needs one of prompt and messages: give one of them", "prompt")
+    _check_size(asked, service.llm.facts.max_model_len)
     tokens = await (
         _of_text(asked, tokenizer) if asked.messages is None else _of_messages(asked, service)
     )
@@ -77,6 +83,24 @@ async def tokenizer_info(request: Request) -> TokenizerInfo:
         "vocab_size": tokenizer.num_ids,
     }
     return TokenizerInfo.model_validate({**special, **found})
+
+
+def _check_size(asked: TokenizeRequest, max_model_len: int) -> None:
+    """Refuse what would keep a thread busy for long; raises ApiError, a 400."""
+    name = "prompt" if asked.messages is None else "messages"
+    text = (
+        asked.prompt or ""
+        if asked.messages is None
+        else json.dumps(asked.messages, ensure_ascii=False)
+    )
+    most = BYTES_PER_TOKEN * max_model_len
+    if (size := len(text.encode("utf-8", "surrogatepass"))) > most:
+        raise invalid(
+            f"{name} has {size} bytes: at most {most} are tokenized ({BYTES_PER_TOKEN} for each of "
+            f"the {max_model_len} tokens of this model's context), so send it in parts",
+            name,
+            NO_ROOM,
+        )
 
 
 async def _of_text(asked: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:

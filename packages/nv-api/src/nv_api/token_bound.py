@@ -1,0 +1,118 @@
+"""TokenBound: the least number of tokens that a text can have, known before it is tokenized.
+
+Owns which tokenizers have such a bound. Never tokenizes: that takes seconds and gigabytes for a
+text that the context has no room for anyway.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from nv_models.byte_level import BYTE_OF_CHARACTER
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SHRINKS = {
+    "NFC": 4.0, "NFD": 4.0, "NFKC": 4.0, "NFKD": 4.0, "Lowercase": 3.0, "Prepend": 1.0,
+    "ByteLevel": 1.0,
+}  # fmt: skip
+"""Normalizers, and at most how many bytes of a text become one: NFKC makes a letter of ASCII of a
+mathematical one, which has four; NFC's most is 3.5 over all of Unicode."""
+OF_SPACE = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Strip"}
+"""Steps that remove white space and nothing else."""
+KEEPING = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
+"""Steps that cut a text and keep all of it."""
+NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+
+
+class TokenBound:
+    """The bound of one tokenizer: a token stands for no more bytes than the longest one has.
+
+    It needs a tokenizer that loses no text: each byte has a token, and no step removes anything but
+    white space, which is then not counted. Any other tokenizer has no bound: 0.
+
+    Args:
+        backend: the transformers tokenizer.
+    """
+
+    def __init__(self, backend: "PreTrainedTokenizerBase") -> None:
+        self._skips_space = False
+        self._shrink = 1.0
+        self._longest = 0
+        """Bytes of the longest token; 0: there is no bound."""
+        rust: Any = getattr(backend, "backend_tokenizer", None)
+        if rust is None:
+            return
+        normalizers, cuts = list(_steps(rust.normalizer)), list(_steps(rust.pre_tokenizer))
+        is_byte_level = any(step["type"] == "ByteLevel" for step in normalizers + cuts)
+        if not _has_all_bytes(rust, is_byte_level):
+            return
+        if all(map(self._note_normalizer, normalizers)) and all(map(self._note_cut, cuts)):
+            self._longest = self._bytes_of_longest(rust, is_byte_level)
+
+    def of(self, text: str) -> int:
+        """The least number of tokens of a text; the special tokens around it are not counted."""
+        if not self._longest:
+            return 0
+        counted = "".join(text.split()) if self._skips_space else text
+        shrink = 1.0 if text.isascii() else self._shrink  # no form of Unicode changes ASCII
+        return int(len(counted.encode()) / (self._longest * shrink))
+
+    def _note_normalizer(self, step: dict[str, Any]) -> bool:
+        """Take in what a normalizer may remove; False if that has no bound."""
+        kind = step["type"]
+        if kind in OF_SPACE:
+            self._skips_space = True
+            return True
+        if kind == "Replace":
+            pattern, content = step["pattern"].get("String"), step["content"]
+            # One that shortens, or makes white space of something else, has no use in practice.
+            return (
+                pattern is not None
+                and len(pattern.encode()) <= len(content.encode())
+                and not any(map(str.isspace, content))
+            )
+        self._shrink *= SHRINKS.get(kind, 1.0)
+        return kind in SHRINKS
+
+    def _note_cut(self, step: dict[str, Any]) -> bool:
+        """Take in what a step that cuts the text may remove; False if that has no bound."""
+        if step["type"] in OF_SPACE:
+            self._skips_space = True
+            return True
+        return step["type"] in KEEPING or step.get("behavior", "Removed") != "Removed"
+
+    def _bytes_of_longest(self, rust: Any, is_byte_level: bool) -> int:  # noqa: ANN401  # untyped
+        """Of the vocabulary and the added tokens, which also may take white space around them."""
+        vocabulary = rust.get_vocab(with_added_tokens=False)
+        sizes = [len(token) if is_byte_level else len(token.encode()) for token in vocabulary]
+        for token in rust.get_added_tokens_decoder().values():
+            self._skips_space |= token.lstrip or token.rstrip
+            sizes.append(len(token.content.encode()))
+            if token.normalized and rust.normalizer is not None:
+                sizes.append(len(rust.normalizer.normalize_str(token.content).encode()))
+        return max(sizes, default=0)
+
+
+def _steps(whole: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  # the library has no type for both
+    """The settings of a normalizer or pre-tokenizer, one step after the other."""
+    waiting = [] if whole is None else [json.loads(whole.__getstate__())]
+    while waiting:
+        step = waiting.pop(0)
+        if step["type"] == "Sequence":
+            waiting = [*step.get("normalizers", ()), *step.get("pretokenizers", ()), *waiting]
+        else:
+            yield step
+
+
+def _has_all_bytes(rust: Any, is_byte_level: bool) -> bool:  # noqa: ANN401  # untyped
+    """Whether no character is lost, or becomes one unknown token together with its neighbours."""
+    if type(rust.model).__name__ not in {"BPE", "Unigram"}:
+        return False
+    if is_byte_level:
+        letters = (c for c, byte in BYTE_OF_CHARACTER.items() if byte not in NEVER_IN_UTF8)
+        return all(rust.token_to_id(letter) is not None for letter in letters)
+    names = (f"<0x{byte:02X}>" for byte in range(256))
+    falls_back = bool(getattr(rust.model, "byte_fallback", False))
+    return falls_back and all(rust.token_to_id(name) is not None for name in names)

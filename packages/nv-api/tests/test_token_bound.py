@@ -1,0 +1,103 @@
+"""The least number of tokens of a text, and what is refused by it."""
+
+import random
+import time
+from copy import deepcopy
+
+import pytest
+from nv_api.prompts import Prompt, PromptTooLong, tokenize
+from nv_api.tokenizer import Tokenizer
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+
+PIECES = [
+    "hello",
+    " ",
+    "\n",
+    "K",
+    "\u212a",
+    "e\u0301",
+    "\u1fd3",
+    "日本",
+    "🙂",
+    "<think>",
+    "\U0001d400",
+    "a\u200d",
+]
+NORMALIZERS = {
+    "none": None,
+    "nfc": normalizers.NFC(),
+    "nfkc": normalizers.NFKC(),
+    "lower": normalizers.Sequence(
+        [normalizers.NFD(), normalizers.Lowercase(), normalizers.Strip()]
+    ),
+    "replace": normalizers.Replace(" ", "▁"),
+}
+
+
+def changed(backend, normalizer=None, model=None, cut=None, token=None):
+    """A tokenizer with another step."""
+    backend = deepcopy(backend)
+    rust = backend.backend_tokenizer
+    rust.normalizer = normalizer
+    if model is not None:
+        rust.model = model
+    if cut is not None:
+        rust.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel()])
+    if token is not None:
+        rust.add_tokens([token])
+    return Tokenizer(backend)
+
+
+def check(tokenizer):
+    draw = random.Random(3)
+    texts = ["".join(draw.choices(PIECES, k=draw.randint(0, 40))) for _ in range(40)]
+    texts += [piece * 200 for piece in PIECES] + [f"a{' ' * 999}<s>{' ' * 999}a"]
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert tokenizer.bound.of(text) <= len(ids), text[:20]
+    assert tokenizer.bound.of("abc" * 999) > 100
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_no_text_has_fewer_tokens_than_its_bound(byte_level, sentence_piece, name):
+    check(changed(byte_level, NORMALIZERS[name]))
+    check(changed(sentence_piece, NORMALIZERS[name]))
+
+
+def test_white_space_that_may_be_removed_is_not_counted(byte_level):
+    check(changed(byte_level, token=AddedToken("<s>", lstrip=True, rstrip=True)))
+    check(changed(byte_level, cut=pre_tokenizers.WhitespaceSplit()))
+
+
+LOSSES = [
+    {"normalizer": normalizers.Replace(Regex("b+"), "")},
+    {"normalizer": normalizers.Replace("bbbb", "a")},
+    {"normalizer": normalizers.StripAccents()},
+    {"cut": pre_tokenizers.Split("b", "removed")},
+    {"model": models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")},
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_tokenizer_that_may_lose_text_has_no_bound(byte_level, loss):
+    assert changed(byte_level, **loss).bound.of("b" * 9999) == 0
+
+
+def test_unknown_characters_that_become_one_token_have_no_bound(sentence_piece):
+    backend = deepcopy(sentence_piece)
+    backend.backend_tokenizer.model.byte_fallback = False
+    assert Tokenizer(backend).bound.of("b" * 9999) == 0
+
+
+def test_a_text_far_over_the_context_is_refused_before_it_is_tokenized(byte_level, monkeypatch):
+    tokenizer = Tokenizer(byte_level)
+    monkeypatch.setattr(tokenizer, "encode", None)
+    started = time.process_time()
+    with pytest.raises(PromptTooLong, match=r"at least 384615 tokens and .* 512 tokens"):
+        tokenize([Prompt("a" * 5_000_000, None)], tokenizer, 512)
+    assert time.process_time() - started < 1
+
+
+def test_a_text_that_may_fit_and_one_that_is_truncated_are_tokenized(byte_level):
+    tokenizer = Tokenizer(byte_level)
+    assert len(tokenize([Prompt("a" * 600, None)], tokenizer, 512)[0].token_ids) == 600
+    assert len(tokenize([Prompt("a" * 9000, None)], tokenizer)[0].token_ids) == 9000
