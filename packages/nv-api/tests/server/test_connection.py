@@ -95,3 +95,12 @@ def test_a_slash_at_the_end_is_no_redirect_to_the_host_that_a_client_names(serve
     assert start.startswith("HTTP/1.1 404 Not Found")
     assert "evil.example" not in start
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/"])
+def test_head_is_get_without_a_body(served, path):
+    answer = talk(served, head("Connection: close", line=f"HEAD {path} HTTP/1.1"))
+    assert answer.startswith("HTTP/1.1 200 OK")
+    assert answer.endswith("\r\n\r\n")
+    length = len(served.client.get(path).content)
+    assert f"content-length: {length}\r\n" in answer

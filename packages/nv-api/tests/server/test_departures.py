@@ -100,6 +100,19 @@ def test_s01_a_client_that_leaves_while_it_sends_its_body(serve):
     served.until(served.idle)
 
 
+def test_s01_a_client_that_leaves_after_it_sent_a_second_request(serve, caplog):
+    served = serve(script={"answers": [[5] * 2000], "max_model_len": 20_000, "pace": 0.002})
+    body = {"prompt": "ab", "max_tokens": 2000, "stream": True}
+    end = connect(served, body)
+    assert b"200 OK" in end.recv(1000)
+    end.sendall(request_bytes("/v1/completions", body))
+    time.sleep(0.05)
+    reset(end)
+    served.until(lambda: served.llm.aborted == [0], seconds=2)
+    served.until(served.idle)
+    assert not caplog.records
+
+
 def test_s01_several_prompts_of_one_client(serve):
     served = serve(script={"answers": [[5] * 10_000] * 4, "max_model_len": 20_000, "pace": 0.002})
     end = connect(

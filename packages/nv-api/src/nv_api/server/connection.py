@@ -12,7 +12,11 @@ from typing import Any
 
 import httptools
 import orjson
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from nv_api.server.errors import INVALID, ApiError, invalid
 from nv_api.server.guard import ABORT
@@ -39,12 +43,24 @@ class Connection(HttpToolsProtocol):
         """Received since the last complete head, part of a body, or message."""
         self._num_head_bytes = 0
         self._has_offer = False
+        self._running: RequestResponseCycle | None = None
         self._refusal: ApiError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
         super().connection_made(transport)
         self.app_state = {**self.app_state, ABORT: partial(_reset, transport)}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left; of several requests in a row, uvicorn notes that of the last one."""
+        super().connection_lost(exc)
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         """Parse a packet; refuse a head, a chunk's size or a trailer that does not end."""

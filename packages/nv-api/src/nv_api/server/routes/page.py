@@ -15,6 +15,7 @@ BODY, HEADERS = PAGE.html.encode(), PAGE.headers
 """Made once: the policy has the file's hashes."""
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", response_class=HTMLResponse)
 async def show_page() -> HTMLResponse:
     """Chat in a browser. The page needs no key; the routes that it calls do."""

@@ -15,6 +15,7 @@ from nv_api.server.service import service_of
 router = APIRouter()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health", responses=errors(503), response_class=Response)
 async def health(request: Request) -> Response:
     """200: the engine works. A server that drains is healthy."""
@@ -22,6 +23,7 @@ async def health(request: Request) -> Response:
     return _verdict(lifecycle.problem() or lifecycle.stall_problem())
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=errors(503), response_class=Response)
 async def ready(request: Request) -> Response:
     """200: send requests here."""
