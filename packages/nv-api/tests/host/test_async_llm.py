@@ -51,6 +51,22 @@ def test_outputs_are_snapshots_that_grow_to_the_answer(front_end):
     asyncio.run(main())
 
 
+def test_the_counters_are_new_once_the_engine_has_nothing_to_do(front_end, monkeypatch):
+    for name in "IDLE_SECONDS", "STATS_SECONDS":
+        monkeypatch.setattr(f"nv_api.host.host.{name}", 5.0)  # longer than `settled` waits
+
+    async def main():
+        async with front_end() as llm:
+            for number in 1, 2:
+                _, last = await texts_of(llm, "abc")
+                await asyncio.sleep(0.05)
+                await settled(llm)
+                assert llm.stats.num_requests == number
+                assert llm.stats.num_generated_tokens == number * len(last.outputs[0].token_ids)
+
+    asyncio.run(main())
+
+
 def test_many_tasks_at_once(front_end):
     async def main():
         async with front_end(max_num_seqs=8) as llm:

@@ -154,8 +154,8 @@ class Host:
             self._wire.send(
                 Step(output.updates, output.num_prefill_tokens, output.num_decode_tokens)
             )
-        if self._is_due(STATS_SECONDS):
-            self._send_stats()
+        if self._is_due(STATS_SECONDS) or not self._engine.has_unfinished:
+            self._send_stats()  # after the last step too: nothing would send them for a while
         try:
             self._engine.check_usable()
         except RuntimeError as error:  # and every request has ended with the same sentence
