@@ -155,6 +155,12 @@ class AsyncLLM(OneProcess):
         return self._known().pooler
 
     @property
+    def num_slots(self) -> int:
+        """Sequences that run at once, if the KV cache has room for them."""
+        config = self._known().engine
+        return min(config.max_num_seqs, config.max_num_batched_tokens)
+
+    @property
     def num_unfinished(self) -> int:
         """Requests in flight."""
         return len(self._streams)

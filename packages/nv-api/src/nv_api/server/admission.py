@@ -14,18 +14,19 @@ class Admission:
 
     Args:
         max_queue: sequences that may wait.
-        num_running: the engine's own number of running sequences; it may be a step old.
+        num_slots: sequences that the engine runs at once, known once it is loaded. Its own counts
+            are not asked: they are some steps old, and none of those that come meanwhile.
     """
 
-    def __init__(self, max_queue: int, num_running: Callable[[], int]) -> None:
+    def __init__(self, max_queue: int, num_slots: Callable[[], int]) -> None:
         self._max_queue = max_queue
-        self._num_running = num_running
+        self._num_slots = num_slots
         self.num_in_flight = 0
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that have arrived and do not run yet."""
-        return max(0, self.num_in_flight - self._num_running())
+        """Sequences in flight for which there is no slot."""
+        return max(0, self.num_in_flight - self._num_slots())
 
     @contextmanager
     def admit(self, num_sequences: int) -> Iterator[None]:
@@ -39,7 +40,7 @@ class Admission:
                 f"the request has {num_sequences} sequences (prompts times n): at most "
                 f"{self._max_queue} may wait, so send fewer"
             )
-        if self.num_waiting + num_sequences > self._max_queue:
+        if self.num_in_flight + num_sequences > self._num_slots() + self._max_queue:
             raise too_many(
                 f"{self.num_waiting} sequences wait for the engine: at most {self._max_queue} may, "
                 "so try again later"

@@ -56,6 +56,10 @@ class ServedLLM(Protocol):
         """Known once the model is loaded."""
 
     @property
+    def num_slots(self) -> int:
+        """Sequences that run at once, known once the model is loaded."""
+
+    @property
     def pooler(self) -> PoolerConfig | None:
         """How prompts are pooled, known once the model is loaded; None: it generates text."""
 

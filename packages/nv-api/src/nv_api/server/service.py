@@ -53,7 +53,7 @@ class Service:
             llm=llm,
             options=options,
             lifecycle=Lifecycle(llm, options.stall_seconds),
-            admission=Admission(options.max_queue, lambda: llm.stats.num_running),
+            admission=Admission(options.max_queue, lambda: llm.num_slots),
             metrics=Metrics(llm, options.names[0]),
             tracing=None if endpoint is None else Tracing(endpoint, options.names[0]),
             started_at=int(time.time()),
