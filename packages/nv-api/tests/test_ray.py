@@ -259,7 +259,7 @@ def test_a_pooler_whose_device_fails_is_started_again_once(pooler):
 
 
 def test_rows_that_fail_alone_keep_the_engine(predictor, monkeypatch):
-    """NaN in a row's logits is no device failure, so no new engine runs the row once more."""
+    """NaN in a row's logits is not a device failure: the row is not run again."""
     started, submit = predictor._started, predictor._started.session._engine.executor.submit
 
     def without_token(batch):

@@ -341,12 +341,17 @@ class AsyncLLM(OneProcess):
 
     @VLLM_NAMES.arguments_of
     async def tokenize(
-        self, prompts: Sequence[PromptLike], *, truncates: bool = False
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        add_special_tokens: bool = True,
+        truncates: bool = False,
     ) -> list[TokenPrompt]:
         """Prompts as token ids, made in a thread; raises as `LLM.generate`.
 
         Args:
             prompts: as of `LLM.generate`.
+            add_special_tokens: texts get the tokenizer's first and last special tokens.
             truncates: the caller keeps some of the ids, so no text is too long.
         """
         await self._prepare()
@@ -354,7 +359,9 @@ class AsyncLLM(OneProcess):
             raise TypeError(f"prompts is {shown(prompts)}: it must be a list of prompts")
         named = [single_prompt(prompt) for prompt in prompts]
         length = self._length(truncates)
-        return await self._in_thread(lambda: tokenize(named, self.text, length))
+        return await self._in_thread(
+            lambda: tokenize(named, self.text, length, add_special_tokens=add_special_tokens)
+        )
 
     @VLLM_NAMES.arguments_of
     async def chat_prompt(

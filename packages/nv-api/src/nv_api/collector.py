@@ -1,9 +1,9 @@
 """CollectorPause: keeps Python's cycle collector from visiting a process's old objects.
 
-A full collection visits every object of torch, transformers and the model's modules: 60 to 120 ms
-for 200,000 objects, in which no step is scheduled. Between the start of a list of prompts and its
-first step the collector does not run at all: the list makes thousands of objects, none of them
-garbage. From the first step to the end it visits only the objects made since then.
+A full collection visits every object of torch, transformers and the model's modules, about 200,000
+of them. It takes about 0.1 s, in which no step is scheduled. Between the start of a list of prompts
+and its first step the collector does not run at all: the list makes thousands of objects, none of
+them garbage. From the first step to the end it visits only the objects made since then.
 
 Owns the pause. Never collects.
 """
@@ -18,13 +18,11 @@ class CollectorPause:
 
     def __init__(self) -> None:
         self._was_enabled = False
-        self._begun = False
         self._froze = False
 
     def begin(self) -> None:
         """Stop the collector."""
         self._was_enabled = gc.isenabled()
-        self._begun = True
         gc.disable()
 
     def narrow(self) -> None:
@@ -33,8 +31,6 @@ class CollectorPause:
         If the program has frozen objects of its own, nothing more is frozen: `end` could not tell
         them from ours.
         """
-        if not self._begun:
-            return
         if self._was_enabled and gc.get_freeze_count() == 0:
             self._froze = True
             gc.freeze()
@@ -44,14 +40,13 @@ class CollectorPause:
         """Let the collector be as it was before `begin`; a second call does nothing."""
         self._resume()
         if self._froze:
-            self._froze = False
             gc.unfreeze()
+            self._froze = False
 
     def _resume(self) -> None:
-        self._begun = False
         if self._was_enabled:
-            self._was_enabled = False
             gc.enable()
+            self._was_enabled = False
 
 
 @contextmanager

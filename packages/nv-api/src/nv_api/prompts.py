@@ -76,17 +76,22 @@ def single_prompt(prompt: object, name: str = "the prompt") -> Prompt:
 
 
 def tokenize(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer | None, max_model_len: int | None = None
+    prompts: Sequence[Prompt],
+    tokenizer: Tokenizer | None,
+    max_model_len: int | None = None,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[TokenPrompt]:
     """The token ids of every prompt.
 
     Args:
         prompts: texts and token ids.
-        tokenizer: None: there are no texts.
+        tokenizer: may be None if every prompt has token ids.
         max_model_len: as of `check_length`.
+        add_special_tokens: texts get the tokenizer's first and last special tokens.
 
     Raises:
-        ValueError: a prompt is text, and there is no tokenizer.
+        ValueError: a prompt is a text, which needs a tokenizer.
         PromptTooLong: as `check_length`.
     """
     texts = [p.text for p in prompts if p.token_ids is None and p.text is not None]
@@ -98,7 +103,11 @@ def tokenize(
     if tokenizer is not None:
         for text in texts:
             check_length(text, tokenizer, max_model_len)
-    encoded = iter(tokenizer.encode(texts) if tokenizer is not None else ())
+    encoded = iter(
+        tokenizer.encode(texts, add_special_tokens=add_special_tokens)
+        if tokenizer is not None
+        else ()
+    )
     return [
         TokenPrompt(p.text, next(encoded) if p.token_ids is None else p.token_ids, p.cache_salt)
         for p in prompts

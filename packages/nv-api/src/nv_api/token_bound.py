@@ -40,7 +40,7 @@ class TokenBound:
         self._skips_space = False
         self._shrink = 1.0
         self._longest = 0
-        """Bytes of the longest token; 0: there is no bound."""
+        """Bytes of the longest token; 0 if texts have no bound."""
         rust: Any = getattr(backend, "backend_tokenizer", None)
         if rust is None:
             return

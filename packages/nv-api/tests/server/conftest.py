@@ -219,9 +219,9 @@ class ScriptedLLM:
             self.stepping.add_done_callback(asyncio.Future.result)  # an error is shown
         return stream
 
-    async def tokenize(self, prompts, *, truncates=False):
+    async def tokenize(self, prompts, *, truncates=False, **options):
         length = None if truncates else self.max_model_len
-        return tokenize([single_prompt(prompt) for prompt in prompts], self.text, length)
+        return tokenize([single_prompt(prompt) for prompt in prompts], self.text, length, **options)
 
     async def chat_prompt(self, messages, rendering, *, truncates=False):
         (conversation,) = conversation_list([messages])

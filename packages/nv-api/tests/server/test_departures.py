@@ -76,7 +76,7 @@ def test_s01_a_client_that_leaves_while_its_prompt_is_tokenized(serve):
     served = serve()
     begun = []
 
-    async def slowly(prompts, *, truncates=False):
+    async def slowly(prompts, **_):
         begun.append(prompts)
         await asyncio.sleep(30)
 

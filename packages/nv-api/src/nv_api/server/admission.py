@@ -14,8 +14,8 @@ class Admission:
 
     Args:
         max_queue: sequences that may wait.
-        num_slots: sequences that the engine runs at once, known once it is loaded. Its own counts
-            are not asked: they are some steps old, and none of those that come meanwhile.
+        num_slots: sequences that the engine runs at once, known once it is loaded. The
+            engine's own counts would be some steps old.
     """
 
     def __init__(self, max_queue: int, num_slots: Callable[[], int]) -> None:
@@ -25,7 +25,7 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in flight for which there is no slot."""
+        """Sequences in flight beyond the engine's slots."""
         return max(0, self.num_in_flight - self._num_slots())
 
     @contextmanager

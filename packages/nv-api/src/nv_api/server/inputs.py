@@ -4,13 +4,12 @@ Owns the forms, and whether a text gets the tokenizer's special tokens. Never ch
 engine does.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from nv_engine.values import shown
 
-from nv_api.prompts import Prompt, PromptLike, TokenPrompt, check_length, prompt_list
+from nv_api.prompts import Prompt, PromptLike, TokenPrompt, prompt_list
 from nv_api.server.errors import invalid, refusals
 from nv_api.server.llm import ServedLLM
 
@@ -46,36 +45,20 @@ async def tokenized(
     llm: ServedLLM,
     prompts: Sequence[Prompt],
     *,
-    adds_special_tokens: bool,
+    add_special_tokens: bool,
     truncates: bool = False,
 ) -> list[TokenPrompt]:
     """The token ids of prompts, made beside the event loop.
 
     Raises:
-        ValueError: a prompt is text and there is no tokenizer.
+        ValueError: a prompt is a text, which needs a tokenizer.
         PromptTooLong: a text is far too long, unless it will be truncated.
     """
-    if adds_special_tokens:
-        return await llm.tokenize([_like(each) for each in prompts], truncates=truncates)
-    return await asyncio.to_thread(_plainly, llm, prompts, truncates)
-
-
-def _plainly(llm: ServedLLM, prompts: Sequence[Prompt], truncates: bool) -> list[TokenPrompt]:
-    """Without the tokenizer's first and last special tokens."""
-    tokenizer = llm.text
-    if tokenizer is None:
-        raise ValueError("there is a text and no tokenizer: send token ids")
-    for prompt in prompts:
-        if prompt.token_ids is None and not truncates:
-            check_length(prompt.text or "", tokenizer, llm.facts.max_model_len)
-    return [
-        TokenPrompt(prompt.text, prompt.token_ids)
-        if prompt.token_ids is not None
-        else TokenPrompt(
-            prompt.text, tokenizer.encode([prompt.text or ""], add_special_tokens=False)[0]
-        )
-        for prompt in prompts
-    ]
+    return await llm.tokenize(
+        [_like(each) for each in prompts],
+        add_special_tokens=add_special_tokens,
+        truncates=truncates,
+    )
 
 
 def _like(prompt: Prompt) -> PromptLike:

@@ -93,6 +93,10 @@ class ServedLLM(Protocol):
         """Render a conversation; raises PromptTooLong unless it will be truncated."""
 
     async def tokenize(
-        self, prompts: Sequence[PromptLike], *, truncates: bool = False
+        self,
+        prompts: Sequence[PromptLike],
+        *,
+        add_special_tokens: bool = True,
+        truncates: bool = False,
     ) -> list[TokenPrompt]:
         """The token ids of each prompt; raises PromptTooLong unless they will be truncated."""

@@ -66,7 +66,7 @@ class CompletionJob:
             prompts = await tokenized(
                 self._service.llm,
                 self._prompts,
-                adds_special_tokens=self._asked.add_special_tokens is not False,
+                add_special_tokens=self._asked.add_special_tokens is not False,
             )
         return [prompt._replace(cache_salt=self._asked.cache_salt) for prompt in prompts]
 

@@ -53,7 +53,7 @@ class PooledInputJob(PooledJob):
             made = await tokenized(
                 llm,
                 self._prompts,
-                adds_special_tokens=asked.add_special_tokens is not False,
+                add_special_tokens=asked.add_special_tokens is not False,
                 truncates=self.truncates,
             )
         return self.kept(made)

@@ -25,8 +25,8 @@ from nv_api.tokenizer import Tokenizer, existing
 router = APIRouter()
 
 BYTES_PER_TOKEN = 32
-"""Of max_model_len: how long a text may be. English has four to five bytes a token, so that a text
-may be some seven times too long for the model and still be counted."""
+"""A text may have this many bytes per token of max_model_len. English has four to five bytes per
+token, so a text seven times too long for the model can still be counted."""
 
 
 @router.post("/tokenize", responses=errors(), openapi_extra=body_of(TokenizeRequest))
