@@ -82,9 +82,14 @@ def test_byte_level(tokenizer_of, pre, digits, has_bos):
     assert tokenizer.decode(ids, skip_special_tokens=True) == " hi hï  12345\n"
 
 
-def test_glm_4_has_no_bos(tokenizer_of):
-    tokenizer = tokenizer_of(pre="glm4", tokenizer_changes={"add_bos_token": True})
-    assert tokenizer("hi").input_ids == tokenizer("hi", add_special_tokens=False).input_ids
+@pytest.mark.parametrize(("pre", "is_whole"), [("glm4", True), ("chatglm-bpe", False)])
+def test_words_of_glm_4(tokenizer_of, pre, is_whole):
+    """As llama.cpp reads them: a word that is a token is one, and BOS is added if a key says so."""
+    tokens = [*BYTE_LEVEL[:-1], "hid"]  # no merge makes it
+    changes = {**BYTE_LEVEL_CHANGES, "tokens": tokens, "add_bos_token": True}
+    tokenizer = tokenizer_of(pre=pre, tokenizer_changes=changes)
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer("hid").input_ids)
+    assert pieces == ["<|turn|>", *(["hid"] if is_whole else ["hi", "d"])]
 
 
 def test_chat_template(tokenizer_of):

@@ -37,10 +37,10 @@ WORDS = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-"""Names of one way to cut text; its texts begin with BOS, and a word that is a token is one."""
-GLM4 = ("glm4", "chatglm-bpe")
-"""Names of one way to cut text; llama.cpp has no BOS for it, whatever id the file names."""
-DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys((*LLAMA3, *GLM4), "{1,3}")}
+"""Names of one way to cut text; its texts begin with BOS."""
+WHOLE_WORDS = (*LLAMA3, "glm4")
+"""Names for which a word that is a token is one, whatever the merges would make of it."""
+DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys((*WHOLE_WORDS, "chatglm-bpe"), "{1,3}")}
 PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "exaone4", "default")
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names of special tokens, and GGUF's."""
@@ -96,11 +96,10 @@ def build_tokenizer(header: Header, max_length: int) -> PreTrainedTokenizerFast:
     add_special_tokens(tokenizer, values, tokens)
     special = special_ids(values, len(tokens), SPM_IDS if kind == "llama" else {})
     is_llama = kind == "llama" or values.value("pre") in LLAMA3
-    has_bos = values.flag("add_bos_token", is_llama) and values.value("pre") not in GLM4
     surround(
         tokenizer,
         tokens,
-        bos=special.get("bos") if has_bos else None,
+        bos=special.get("bos") if values.flag("add_bos_token", is_llama) else None,
         eos=special.get("eos") if values.flag("add_eos_token", False) else None,
     )
     make: Any = PreTrainedTokenizerFast  # untyped
@@ -152,7 +151,7 @@ def byte_level_bpe(values: Section, tokens: list[str]) -> Tokenizer:
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = merges_in_order(values, vocabulary)
     pre = values.text("pre", "default")
-    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in LLAMA3))
+    tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = word_splitter(values, pre)
