@@ -24,7 +24,9 @@ TABLES = ("embed_tokens.weight", HEAD)
 NORM = "norm.weight"
 COMPARED_ROWS = 64
 """Of two tables that should be one: enough, as tables that were trained apart differ everywhere.
-Also of a table that may be zeros."""
+"""
+SEEN_VALUES = 64
+"""Along each dimension of a tensor that may be all zeros, before all of it is read."""
 KNOWN_EXTRAS = ("rotary_emb.inv_freq", HEAD, "decoder.version")
 """Old files keep the rotary frequencies or a number of their format, and tied models, where no head
 is wanted, a copy of the embedding as head."""
@@ -92,7 +94,7 @@ def check_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
 
     An interrupted download leaves zeros in a file of the right size. Biases may be zeros, and
     Gemma's norms, which multiply by 1 + weight. Other matrices are zeros in a few models that are
-    meant to be so. Some rows are looked at, and if these are zeros all.
+    meant to be so. Some values are looked at, and if these are zeros, all.
 
     Args:
         model: filled, and not finished yet.
@@ -106,27 +108,24 @@ def check_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
         and not shard.source.endswith("bias")
         and (is_plain or not shard.source.endswith(NORM))
     ]
-    are_filled = torch.stack([some_rows(shard.target).any() for shard in looked_at]).tolist()
+    are_filled = torch.stack([some_values(shard.target).any() for shard in looked_at]).tolist()
     pairs = zip(looked_at, are_filled, strict=True)
     suspects = [shard for shard, is_filled in pairs if not is_filled]
     sources = [shard.source for shard in suspects if not shard.target.any()]
     zeros = [checkpoint.name_in_file(source) for source in dict.fromkeys(sources)]
+    message = (
+        f"{checkpoint.place}: all zeros, as an interrupted download leaves them, are "
+        f"{', '.join(first_few(zeros))}; {AGAIN}"
+    )
     if any(source.endswith((*TABLES, NORM)) and ".layers." not in source for source in sources):
-        raise ValueError(
-            f"{checkpoint.place}: {', '.join(first_few(zeros))} is all zeros, as an interrupted "
-            f"download leaves it; {AGAIN}"
-        )
+        raise ValueError(message)
     if zeros:
-        warnings.warn(
-            f"{checkpoint.place}: all zeros, as an interrupted download leaves them, are "
-            f"{', '.join(first_few(zeros))}; {AGAIN}, unless the model is meant to be so",
-            stacklevel=2,
-        )
+        warnings.warn(f"{message}, unless the model is meant to be so", stacklevel=2)
 
 
-def some_rows(values: torch.Tensor) -> torch.Tensor:
-    """At most COMPARED_ROWS indices of each dimension but the last: a view."""
-    steps = (-(-size // COMPARED_ROWS) for size in values.shape[:-1])
+def some_values(values: torch.Tensor) -> torch.Tensor:
+    """At most SEEN_VALUES indices of each dimension: a view."""
+    steps = (-(-size // SEEN_VALUES) for size in values.shape)
     return values[tuple(slice(None, None, step) for step in steps)]
 
 
