@@ -56,8 +56,7 @@ class PoolerConfig:
         activation: what the result ends in.
         activates: whether it does so for a request that does not say.
         tasks: what the model can do, in vLLM's names.
-        num_labels: of a classifier; 0 of an embedding model.
-        labels: their names, in order.
+        labels: the names of a classifier's labels, in order; () of an embedding model.
         has_bias: whether a classifier's `score` has a bias.
         label_tokens: tokens whose rows of a head for tokens are a classifier's weights. (): the
             checkpoint has `score.weight`.
@@ -76,7 +75,6 @@ class PoolerConfig:
     activation: Activation
     activates: bool
     tasks: tuple[str, ...]
-    num_labels: int = 0
     labels: tuple[str, ...] = ()
     has_bias: bool = False
     label_tokens: tuple[int, ...] = ()
@@ -86,6 +84,11 @@ class PoolerConfig:
     dense: tuple[DenseLayer, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+
+    @property
+    def num_labels(self) -> int:
+        """Of a classifier; 0 of an embedding model."""
+        return len(self.labels)
 
     @property
     def width(self) -> int:

@@ -153,7 +153,6 @@ def _classifier(
         activation=PROBLEMS[problem] or by_count,
         activates=True,
         tasks=("score", *tasks) if num_labels == 1 and not of_tokens else tasks,
-        num_labels=num_labels,
         labels=_labels(raw, num_labels),
         has_bias=of_tokens,
         label_tokens=tokens.ids,
