@@ -84,7 +84,7 @@ def test_byte_level(tokenizer_of, pre, digits, has_bos):
 
 @pytest.mark.parametrize(("pre", "is_whole"), [("glm4", True), ("chatglm-bpe", False)])
 def test_words_of_glm_4(tokenizer_of, pre, is_whole):
-    """As llama.cpp reads them: a word that is a token is one, and BOS is added if a key says so."""
+    """As llama.cpp reads them: a word that is a token is one, and a key decides about BOS."""
     tokens = [*BYTE_LEVEL[:-1], "hid"]  # no merge makes it
     changes = {**BYTE_LEVEL_CHANGES, "tokens": tokens, "add_bos_token": True}
     tokenizer = tokenizer_of(pre=pre, tokenizer_changes=changes)
