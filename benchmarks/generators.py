@@ -12,9 +12,8 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-import aiohttp
 import uvloop
-from nv_api.bench.client import Client
+from nv_api.bench.client import Client, open_session
 from nv_api.bench.load import Load
 from nv_api.bench.outcome import Outcome
 from nv_api.bench.pace import Run, run
@@ -123,12 +122,7 @@ def _serve(end: Connection, tokenizer_name: str) -> None:
 
 async def _send(end: Connection, base_url: str, load: Load, prompts: list[Prompt]) -> None:
     """Report that the part is ready, wait for its time, and return the outcomes."""
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=load.request_timeout),
-        read_bufsize=1 << 20,
-    )
-    async with session:
+    async with open_session(load) as session:
         client = Client(session, base_url, load)
         try:
             name = (await client.first_model()).name

@@ -66,6 +66,7 @@ def test_a_file_of_conversations(serve, result, tmp_path):
     path.write_text("\n".join(map(json.dumps, lines)))
     words = ["--backend", "openai-chat", "--dataset-name", "custom", "--dataset-path", str(path)]
     words += ["--num-prompts", "3", "--output-len", "4", "--extra-body", '{"top_k": 7}']
+    words += ["--max-concurrency", "1"]  # the order at the server is that of the file
     found, _ = result(served.url, *words, "--save-detailed")
     assert found["output_lens"] == [3, 4, 3]
     assert all(found["itls"])

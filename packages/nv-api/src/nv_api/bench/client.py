@@ -17,6 +17,7 @@ from nv_api.bench.outcome import Outcome
 from nv_api.bench.prompts import Prompt
 
 FAILURES = (aiohttp.ClientError, OSError, ValueError)
+BUFFER_BYTES = 1 << 20
 MAX_SHOWN = 500
 """Characters of a server's error."""
 
@@ -29,11 +30,22 @@ class ServedModel(NamedTuple):
     """The folder or hub name that it was loaded from, where the server returns it."""
 
 
+def open_session(load: Load, headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
+    """Open a session of as many connections as a load needs; its headers go with every request."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=load.request_timeout),
+        headers=headers,
+        read_bufsize=BUFFER_BYTES,
+        trust_env=True,
+    )
+
+
 class Client:
     """Sends prompts to one route of a server.
 
     Args:
-        session: of aiohttp, with the headers of every request.
+        session: of `open_session`.
         base_url: of the server, such as "http://127.0.0.1:8000".
         load: what is asked of each request.
         endpoint: the route; None: that of the load's backend.

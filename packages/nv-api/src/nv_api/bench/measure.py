@@ -7,16 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import aiohttp
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from nv_api.bench.client import Client, ServedModel
+from nv_api.bench.client import Client, ServedModel, open_session
 from nv_api.bench.load import Load
 from nv_api.bench.outcome import Outcome
 from nv_api.bench.pace import Run, run
 from nv_api.bench.prompts import Prompt, file_prompts, random_prompts, read_tokenizer
-
-BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +44,7 @@ async def measure(target: Target, load: Load, *, is_quiet: bool) -> Measured:
         ValueError, OSError: the server, the model's tokenizer or the file is not there.
         RuntimeError: the first request fails.
     """
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=load.request_timeout),
-        headers=target.headers,
-        read_bufsize=BUFFER_BYTES,
-        trust_env=True,
-    )
-    async with session:
+    async with open_session(load, target.headers) as session:
         client = Client(session, target.base_url, load, target.endpoint)
         model = await _model(client, target)
         prompts = _prompts(load, target.tokenizer or model.root)
