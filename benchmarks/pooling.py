@@ -16,13 +16,11 @@ import nv_kernels as nk
 from nv_api import LLM, SamplingParams
 from nv_models.layers.embedding import Head
 from report import report
-from workload import QWEN3, VOCAB, model_folder
+from workload import QWEN3, TINY, VOCAB, model_folder
 
 NEVER: dict[str, Any] = {"logits": Head, "sample": nk, "keep_tokens": nk}
 """The head and the draw, by name and owner: a step that pools must not call them."""
-SMALL: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
-         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 512,
-         "eos_token_id": 0, "torch_dtype": "float32"}  # fmt: skip
+SMALL: dict[str, Any] = TINY | {"vocab_size": 512, "eos_token_id": 0}
 RERANKER = {"architectures": ["Qwen3ForSequenceClassification"], "num_labels": 1}
 
 

@@ -21,7 +21,6 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,7 +35,7 @@ from nv_api.bench.load import INFINITY, Load
 from nv_api.bench.pace import Run
 from report import report
 from serving_cost import cpu_time, free_port
-from workload import VOCAB, model_folder, uniform_workload
+from workload import TINY, VOCAB, model_folder, uniform_workload
 
 NV = f"{sys.executable} -m nv_api serve {{model}} --load-format dummy --port {{port}}"
 BOUNDS = {"ttft": 200.0, "tpot": 20.0}
@@ -48,16 +47,7 @@ TAIL = 2000
 NULL_STEP_SECONDS = 0.004
 STEPS = 128
 """Of 256 tokens, the later ones: all prompts have been read."""
-SMALL: dict[str, Any] = {
-    "vocab_size": 1024,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "torch_dtype": "float32",
-}
+SMALL: dict[str, Any] = TINY | {"vocab_size": 1024}
 """Of the config, for a try on a CPU."""
 
 
@@ -239,12 +229,12 @@ def wait_for(port: int, seconds: float, server: subprocess.Popen[bytes] | None =
     while time.monotonic() < end:
         if server is not None and server.poll() is not None:
             raise RuntimeError(f"the server ended with code {server.returncode}: see its log")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            pass
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer,
+        ):
+            if answer.status == 200:
+                return
         time.sleep(0.1)
     raise TimeoutError(f"the server was not ready within {seconds:g} s")
 
@@ -332,7 +322,7 @@ def _alone(end: Any, model: str, small: bool) -> None:
 
     batch, tokens = (8, 16) if small else (256, 2 * STEPS)
     seconds(batch, 1024, tokens, 1)
-    steps, firsts = [], []
+    steps = []
     for seed in range(2, 5):
         half = seconds(batch, 1024, tokens // 2, 2 * seed)
         steps.append((seconds(batch, 1024, tokens, 2 * seed + 1) - half) / (tokens // 2) * 1e3)

@@ -28,6 +28,7 @@ from nv_api.host.process import HostProcess, serve
 from nv_api.host.wire import Wire
 from nv_engine import Engine, EngineConfig, EngineRequest, SamplingParams
 from report import report
+from workload import TINY, model_config
 
 TESTS = Path(__file__).parents[1] / "packages" / "nv-api" / "tests"
 sys.path += [str(TESTS), str(TESTS / "host")]  # the scripted device and a tokenizer
@@ -182,22 +183,8 @@ def make_folder(folder: Path) -> None:
     from conftest import byte_level_tokenizer
 
     byte_level_tokenizer().save_pretrained(folder)
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "vocab_size": 320,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": True,
-        "eos_token_id": 256,
-        "torch_dtype": "float32",
-    }
+    sizes = {"vocab_size": 320, "eos_token_id": 256, "max_position_embeddings": 4096}
+    config = model_config("qwen3-0.6b", **TINY, **sizes)
     (folder / "config.json").write_text(json.dumps(config))
 
 

@@ -19,12 +19,29 @@ QWEN3 = {  # layers, hidden, ffn, q heads, kv heads, tied
 }
 HEAD_DIM = 128
 VOCAB = 151936
+TINY: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "torch_dtype": "float32",
+}
+"""Changes that make a model which a CPU runs fast."""
 
 
 def model_folder(name: str, **changes: Any) -> Path:
     """A folder holding only the config.json of one of QWEN3, changed, for load_format="dummy"."""
+    folder = Path(tempfile.mkdtemp(prefix=name))
+    (folder / "config.json").write_text(json.dumps(model_config(name, **changes)))
+    return folder
+
+
+def model_config(name: str, **changes: Any) -> dict[str, Any]:
+    """The config.json of one of QWEN3, changed."""
     layers, hidden, ffn, q_heads, kv_heads, tied = QWEN3[name]
-    config = {
+    return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": VOCAB,
@@ -42,10 +59,7 @@ def model_folder(name: str, **changes: Any) -> Path:
         "tie_word_embeddings": tied,
         "torch_dtype": "bfloat16",
         "eos_token_id": 151645,
-    }
-    folder = Path(tempfile.mkdtemp(prefix=name))
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
+    } | changes
 
 
 @dataclass(frozen=True)
