@@ -122,6 +122,13 @@ def test_windows_of_exaone_4(tiny_model, write_gguf, tmp_path, keys, windows):
     assert [layer.rope is not None for layer in config.layers] == rotated
 
 
+def test_the_window_of_exaone_4_32b_without_a_key_for_it():
+    derived = ARCHITECTURES["Exaone4ForCausalLM"].gguf_derived
+    assert derived({"num_hidden_layers": 64}) == {"sliding_window": 4096}
+    assert derived({"num_hidden_layers": 64, "sliding_window": 32}) == {"sliding_window": 32}
+    assert derived({"num_hidden_layers": 30}) == {"sliding_window": None}
+
+
 def test_phi_3_without_a_window(tiny_model, write_gguf, tmp_path):
     keys = KEYS["Phi3"] | {"attention.sliding_window": 0}
     write_gguf(tiny_model("Phi3"), tmp_path / "m.gguf", Kind.F32, metadata=keys)

@@ -50,6 +50,7 @@ class ExpertMLPs(nn.Module):
 
     def __init__(self, hidden_size: int, kind: Mixture, placement: Placement) -> None:
         super().__init__()
+        assert kind.names.is_stacked or not kind.bias, "only stacks of biases have shards"
         self.kind = kind
         self.kept = kind.split(placement.parallel)
         width = len(self.kept)
