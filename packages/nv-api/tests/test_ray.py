@@ -1,8 +1,10 @@
 """Batches of rows, alone and in a Ray Data job that loses a node."""
 
 import os
+import signal
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +144,31 @@ def test_without_ray_the_error_names_the_extra(monkeypatch):
 
 NODE = {"object_store_memory": 80 * 2**20}
 NUM_ROWS = 30
+JOB_SECONDS = 360
+"""Most of it is for a busy machine: beside six processes on two cores the job took 280 s."""
+
+
+@contextmanager
+def job_limit(cluster, folder, found):
+    """Fails a job of Ray's that does not end: Ray waits without end for workers that cannot start.
+
+    The sentence gives the rows in `found`, the engines that have written to `folder`, and the logs.
+    """
+
+    def fail(*_):
+        pytest.fail(
+            f"the Ray Data job did not end in {JOB_SECONDS} s: {len(found)} of {NUM_ROWS} rows "
+            f"came and {len(list(folder.iterdir()))} engines started (2 at first, a third after "
+            f"the loss); Ray's logs are in {cluster.head_node.get_logs_dir_path()}"
+        )
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(JOB_SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Slow(NvPredictor):
@@ -191,12 +218,14 @@ def test_a_node_is_lost_and_no_prompt_with_it(cluster, checkpoint, llm, tmp_path
         compute=ray.data.ActorPoolStrategy(size=2),
         num_cpus=1,
     )
-    told = iter(answered.iter_rows())
-    found = [next(told)]
-    nodes = {path.name.split(".")[0] for path in tmp_path.iterdir()}
-    assert nodes == {node["NodeID"] for node in ray.nodes()}
-    cluster.remove_node(cluster.second, allow_graceful=False)
-    found += told
+    found = []
+    with job_limit(cluster, tmp_path, found):
+        told = iter(answered.iter_rows())
+        found.append(next(told))
+        nodes = {path.name.split(".")[0] for path in tmp_path.iterdir()}
+        assert nodes == {node["NodeID"] for node in ray.nodes()}
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        found.extend(told)
     assert [row["id"] for row in found] == list(range(NUM_ROWS))
     assert [row["prompt"] for row in found] == prompts
     assert columns(
