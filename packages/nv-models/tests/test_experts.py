@@ -11,6 +11,7 @@ import transformers
 from gguf import GGMLQuantizationType as Kind
 from nv_models import TensorParallel, load_model, plan_model, read_config, resolve
 from nv_models.config import Gated, Mixture
+from nv_models.layers.experts import ExpertMLPs
 from safetensors.torch import load_file, save_file
 
 QWEN3 = {
@@ -138,7 +139,9 @@ def test_dummy_weights_are_not_held_twice(tiny_checkpoint, dtype):
     """The experts of a loaded model are the memory that was filled."""
     plan = plan_model(tiny_checkpoint("qwen3_moe", **QWEN3), load_format="dummy", dtype=dtype)
     model = plan._build(plan.placement)
-    modules = [module for module in model.modules() if hasattr(module, "gate_up")]
+    modules = [module for module in model.modules() if isinstance(module, ExpertMLPs)]
+    for module in modules:
+        module.allocate("")
     before = [(module.gate_up.data_ptr(), module.down.data_ptr()) for module in modules]
     assert len(modules) == 3
     for module in modules:

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from nv_models import TensorParallel, load_model, plan_model
+from nv_models.layers.linear import Linear
 
 
 @pytest.fixture
@@ -36,3 +37,36 @@ def test_no_weight_is_made_for_a_plan(tiny_checkpoint):
     file.write_text(json.dumps(json.loads(file.read_text()) | sizes))
     num_bytes = plan_model(folder, load_format="dummy").num_bytes
     assert num_bytes > 2**44, "no test machine has as much"
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The steps of matrices with memory, in order."""
+    steps = []
+    for step in ("allocate", "finish"):
+        original = getattr(Linear, step)
+
+        def noted(module, *name, original=original, step=step):
+            if module.placement.device.type != "meta":
+                steps.append((step, id(module)))
+            original(module, *name)
+
+        monkeypatch.setattr(Linear, step, noted)
+    return steps
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_matrix_is_finished_before_the_next_is_made(tiny_checkpoint, made, load_format):
+    load_model(tiny_checkpoint(), load_format=load_format)
+    assert [step for step, _ in made] == ["allocate", "finish"] * 8
+    modules = [module for _, module in made]
+    assert modules[::2] == modules[1::2]
+
+
+def test_nothing_is_made_of_files_that_do_not_fit(tiny_checkpoint, made):
+    folder = tiny_checkpoint()
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 3}))
+    with pytest.raises(ValueError, match=r"layers\.2\.\S+ \[\d+(, \d+)?\] is missing"):
+        load_model(folder)
+    assert not made

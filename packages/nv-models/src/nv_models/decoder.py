@@ -23,8 +23,9 @@ from nv_models.feed_forward import feed_forward
 from nv_models.layers.embedding import Embedding, vocabulary_ends
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import ProjectionNorm, RMSNorm
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
 from nv_models.rope import cos_sin_table
+from nv_models.shard import Shard
 
 
 class Attention(nn.Module):

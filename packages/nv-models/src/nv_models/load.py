@@ -23,11 +23,11 @@ from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
-from nv_models.placement import Finished, Placement
+from nv_models.placement import Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
 from nv_models.read_config import ConfigFiles
-from nv_models.weights import check_zeros, fill_dummy, load_weights, warn_of_another_head
+from nv_models.weights import allocate, fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 WANTED = {
@@ -60,9 +60,7 @@ class ModelPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
-        outline = replace(self.placement, device=torch.device("meta"))
-        weights = self._build(outline).parameters()
-        return sum(each.numel() * each.element_size() for each in weights)
+        return sum(each.nbytes for each in self._outline().parameters())
 
     def load(self) -> CausalLM:
         """Make the model and fill it.
@@ -77,18 +75,20 @@ class ModelPlan:
         """
         model = self._build(self.placement).eval()
         if self.checkpoint:
-            load_weights(model, self.checkpoint)
-            if self.placement.parallel.rank == 0:
-                check_zeros(model, self.checkpoint)
-                warn_of_another_head(model, self.checkpoint)
+            rank = self.placement.parallel.rank
+            load_weights(model, self._outline(), self.checkpoint, rank)
         else:
-            fill_dummy(model, self.seed)
-        for module in model.modules():  # one by one: two copies of a single matrix at most
-            if isinstance(module, Finished):
-                module.finish()
+            fill_dummy(model, self.seed, self.placement.device)
+        return model
+
+    def _outline(self) -> CausalLM:
+        """The model with all its tensors, on meta."""
+        model = self._build(replace(self.placement, device=torch.device("meta")))
+        allocate(model)
         return model
 
     def _build(self, placement: Placement) -> CausalLM:
+        """The model without its large tensors."""
         model: CausalLM = model_class(self.config.architecture)(self.config, placement)
         if self.pooler is not None:
             model.pooler = Pooler(self.pooler, placement)

@@ -18,7 +18,8 @@ from nv_models.config import LayerSpec, ModelConfig, Plain
 from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Embedding, vocabulary_ends
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
+from nv_models.shard import Shard
 
 OFFSET = 2
 """The first rows of the table of positions, which no token uses."""

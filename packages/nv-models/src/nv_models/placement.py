@@ -1,13 +1,9 @@
 """Where a model's tensors live.
 
-Owns Placement, which every layer takes as an argument, and the two things that a loader asks of a
-layer: where its values are in the checkpoint, and to finish once they are loaded. Never reads a
-file.
+Owns Placement, which every layer takes as an argument. Never reads a file.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import nv_kernels as nk
 import torch
@@ -38,40 +34,3 @@ class Placement:
         """A parameter of zeros that never asks for a gradient."""
         tensor = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return nn.Parameter(tensor, requires_grad=False)
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A region of a parameter, and the slice of a checkpoint's tensor that belongs there.
-
-    Args:
-        target: the region, a view.
-        source: the tensor's full name in the checkpoint.
-        shape: of that whole tensor.
-        dim: the dimension that the ranks share out.
-        start: the first index on it; `target.shape[dim]` of them are taken.
-    """
-
-    target: torch.Tensor
-    source: str
-    shape: tuple[int, ...]
-    dim: int = 0
-    start: int = 0
-
-
-@runtime_checkable
-class Sharded(Protocol):
-    """A layer with parameters that come from the checkpoint."""
-
-    def shards(self, name: str) -> Iterator[Shard]:
-        """The shards of its parameters; `name` is the layer's own in the checkpoint."""
-        ...
-
-
-@runtime_checkable
-class Finished(Protocol):
-    """A layer whose loaded values become weights of another layout."""
-
-    def finish(self) -> None:
-        """Make the weights; parameters that nothing reads afterwards are released."""
-        ...

@@ -1,10 +1,11 @@
 """The strict loader: every shard of the model is filled from the checkpoint, or none is.
 
-Owns the comparison of a model's shards with a checkpoint's tensors, and the copying. Never opens a
-file. Never guesses.
+Owns the comparison of a model's shards with a checkpoint's tensors, the order in which modules are
+made, and the copying. Never opens a file. Never guesses.
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.layers.embedding import TiedEmbedding
 from nv_models.listing import first_few
-from nv_models.placement import Shard, Sharded
+from nv_models.shard import Allocated, Finished, Shard, Sharded
 
 AGAIN = "download or convert it again"
 DUMMY_STD = 0.02
@@ -32,36 +33,88 @@ KNOWN_EXTRAS = ("rotary_emb.inv_freq", HEAD, "decoder.version")
 is wanted, a copy of the embedding as head."""
 
 
+def allocate(model: nn.Module) -> None:
+    """Make every large tensor, without values."""
+    for name, module in model.named_modules():
+        if isinstance(module, Allocated):
+            module.allocate(name)
+
+
 def list_shards(model: nn.Module) -> list[Shard]:
-    """Where the values of each parameter come from, over all layers."""
+    """Where the values of each tensor come from, over all layers; they must be allocated."""
     shards: list[Shard] = []
     for name, module in model.named_modules():
-        if isinstance(module, Sharded):
-            shards.extend(module.shards(name))
+        shards.extend(shards_of(name, module))
     return shards
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
-    """Fill every parameter.
+def shards_of(name: str, module: nn.Module) -> list[Shard]:
+    """Where the values of a module's own tensors come from."""
+    return list(module.shards(name)) if isinstance(module, Sharded) else []
 
-    Host memory at its peak holds the model's shards (on a CPU) and one slice of a tensor.
+
+def refuse_misfit(shards: list[Shard], checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint holds what the shards name, and nothing else.
 
     Raises:
         FileNotFoundError: a file is missing.
         ValueError: a file is corrupt, or a tensor missing, unexpected or of the wrong shape.
             Either message names the first MOST_PROBLEMS things that are wrong and counts the
-            others; no parameter was touched.
+            others.
     """
-    shards = list_shards(model)
     problems = [*checkpoint.broken, *mismatches(shards, checkpoint)]
     if problems:
         lines = "\n  ".join(first_few(problems, MOST_PROBLEMS))
         message = f"the checkpoint {checkpoint.place} cannot be loaded:\n  {lines}\n{AGAIN}"
         raise FileNotFoundError(message) if checkpoint.incomplete else ValueError(message)
-    with torch.inference_mode():
+
+
+def make_modules(model: nn.Module, fill: Callable[[str, nn.Module], None]) -> None:
+    """Make the tensors of one module after the other, fill and finish them.
+
+    Memory at its peak holds the finished model and one module's tensors as they are loaded.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, Allocated):
+            module.allocate(name)
+        with torch.inference_mode():
+            fill(name, module)
+        if isinstance(module, Finished):
+            module.finish()
+
+
+def load_weights(model: CausalLM, outline: CausalLM, checkpoint: Checkpoint, rank: int) -> None:
+    """Make the model's tensors and fill them from the files, a slice of a tensor at a time.
+
+    Args:
+        model: without its large tensors.
+        outline: the same model with all tensors on meta, by which the files are checked.
+        checkpoint: the files.
+        rank: rank 0 looks for zeros.
+
+    Raises:
+        FileNotFoundError: as `refuse_misfit`; no tensor was made.
+        ValueError: as `refuse_misfit`; or the embedding, the head or the last norm is all zeros.
+
+    Warns:
+        UserWarning: the files hold another head than the embedding, which the model ties, or
+            other matrices that are all zeros.
+    """
+    refuse_misfit(list_shards(outline), checkpoint)
+    has_offset = bool(model.config.norm_kind.offset)
+    zeros: list[str] = []
+
+    def fill(name: str, module: nn.Module) -> None:
+        shards = [shard for shard in shards_of(name, module) if shard.target.numel()]
         for shard in shards:
-            if shard.target.numel():
-                checkpoint.copy(shard.source, shard.dim, shard.start, shard.target)
+            checkpoint.copy(shard.source, shard.dim, shard.start, shard.target)
+        if rank == 0:
+            zeros.extend(sources_of_zeros(shards, has_offset=has_offset))
+
+    make_modules(model, fill)
+    if rank == 0:
+        refuse_zeros(zeros, checkpoint)
+        warn_of_another_head(model, checkpoint)
 
 
 def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
@@ -89,29 +142,33 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
     return missing + unexpected + wrong
 
 
-def check_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
-    """Raise ValueError if the embedding, the head or the last norm is all zeros; warn of others.
+def sources_of_zeros(shards: list[Shard], *, has_offset: bool) -> list[str]:
+    """The tensors whose shards are all zeros, as an interrupted download leaves them.
 
-    An interrupted download leaves zeros in a file of the right size. Biases may be zeros, and
-    Gemma's norms, which multiply by 1 + weight. Other matrices are zeros in a few models that are
-    meant to be so. Some values are looked at, and if these are zeros, all.
-
-    Args:
-        model: filled, and not finished yet.
-        checkpoint: of which it was filled.
+    Biases may be zeros, and norms that multiply by 1 + weight (`has_offset`). Some values are
+    looked at, and if these are zeros, all.
     """
-    is_plain = not model.config.norm_kind.offset
     looked_at = [
         shard
-        for shard in list_shards(model)
-        if shard.target.numel()
-        and not shard.source.endswith("bias")
-        and (is_plain or not shard.source.endswith(NORM))
+        for shard in shards
+        if not shard.source.endswith("bias") and not (has_offset and shard.source.endswith(NORM))
     ]
+    if not looked_at:
+        return []
     are_filled = torch.stack([some_values(shard.target).any() for shard in looked_at]).tolist()
     pairs = zip(looked_at, are_filled, strict=True)
     suspects = [shard for shard, is_filled in pairs if not is_filled]
-    sources = [shard.source for shard in suspects if not shard.target.any()]
+    return [shard.source for shard in suspects if not shard.target.any()]
+
+
+def refuse_zeros(sources: list[str], checkpoint: Checkpoint) -> None:
+    """Raise ValueError if the embedding, the head or the last norm is all zeros; warn of others.
+
+    An interrupted download leaves zeros in a file of the right size. Other matrices are zeros in a
+    few models that are meant to be so.
+    """
+    if not sources:
+        return
     zeros = [checkpoint.name_in_file(source) for source in dict.fromkeys(sources)]
     message = (
         f"{checkpoint.place}: all zeros, as an interrupted download leaves them, are "
@@ -119,8 +176,7 @@ def check_zeros(model: CausalLM, checkpoint: Checkpoint) -> None:
     )
     if any(source.endswith((*TABLES, NORM)) and ".layers." not in source for source in sources):
         raise ValueError(message)
-    if zeros:
-        warnings.warn(f"{message}, unless the model is meant to be so", stacklevel=2)
+    warnings.warn(f"{message}, unless the model is meant to be so", stacklevel=2)
 
 
 def some_values(values: torch.Tensor) -> torch.Tensor:
@@ -135,7 +191,7 @@ def warn_of_another_head(model: nn.Module, checkpoint: Checkpoint) -> None:
     Some rows of this rank are compared.
 
     Args:
-        model: filled, and not laid out for its products yet.
+        model: loaded.
         checkpoint: of which it was filled.
     """
     ends = [module for module in model.modules() if isinstance(module, TiedEmbedding)]
@@ -164,13 +220,18 @@ def _row(checkpoint: Checkpoint, token: int, like: torch.Tensor) -> torch.Tensor
     return row[0]
 
 
-def fill_dummy(model: nn.Module, seed: int) -> None:
-    """Random weights: norms 1, everything else normal with a small deviation, fixed by the seed."""
-    parameters = list(model.parameters())
-    generator = torch.Generator(parameters[0].device).manual_seed(seed)
-    with torch.inference_mode():
-        for name, parameter in model.named_parameters():
+def fill_dummy(model: nn.Module, seed: int, device: torch.device) -> None:
+    """Make the model's tensors of random weights that the seed fixes.
+
+    Norms are 1, and everything else is normal with a small deviation.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(prefix: str, module: nn.Module) -> None:
+        for name, parameter in module.named_parameters(prefix, recurse=False):
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0.0, DUMMY_STD, generator=generator)
+
+    make_modules(model, fill)

@@ -11,29 +11,37 @@ import torch
 from torch import nn
 
 from nv_models.config import ModelConfig
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
+from nv_models.shard import Shard
 
 
 class Vocabulary(nn.Module):
     """One row of E numbers per token id.
 
     Attributes:
-        weight: [V of this rank, E], which the loader fills.
+        weight: [V of this rank, E], made by `allocate` and filled by the loader.
     """
+
+    weight: nn.Parameter
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         super().__init__()
         self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.placement = placement
         self.parallel = placement.parallel
         self.rank_sum = placement.rank_sum()
-        self.arithmetic = placement.arithmetic
         self.kept = self.parallel.split_vocabulary(vocab_size)
-        rows = self.parallel.vocabulary_rows(vocab_size)
-        self.weight = placement.zeros(rows, hidden_size)  # [V of this rank, E]
+
+    def allocate(self, name: str) -> None:
+        """Make the rows, zeros as long as nothing is loaded."""
+        del name  # a table of floats is made alike in every module
+        rows = self.parallel.vocabulary_rows(self.vocab_size)
+        self.weight = self.placement.zeros(rows, self.hidden_size)  # [V of this rank, E]
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The rows of real tokens."""
-        target, shape = self.weight[: len(self.kept)], (self.vocab_size, self.weight.shape[1])
+        target, shape = self.weight[: len(self.kept)], (self.vocab_size, self.hidden_size)
         yield Shard(target, f"{name}.weight", shape, 0, self.kept.start)
 
 
@@ -76,7 +84,7 @@ class Head(Vocabulary):
 
     def finish(self) -> None:
         """Lay the rows out as the device multiplies fastest; the loaded ones are released."""
-        self.head = self.arithmetic.head(self.weight.detach())
+        self.head = self.placement.arithmetic.head(self.weight.detach())
         del self.weight
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -90,7 +98,7 @@ class TiedEmbedding(Embedding, Head):
 
     def finish(self) -> None:
         """Lay the rows out for the head's product; the embedding reads the loaded ones."""
-        self.head = self.arithmetic.head(self.weight.detach())
+        self.head = self.placement.arithmetic.head(self.weight.detach())
 
 
 def vocabulary_ends(config: ModelConfig, placement: Placement) -> tuple[Embedding, Head | None]:

@@ -13,7 +13,8 @@ from torch import nn
 
 from nv_models.config import Mixture
 from nv_models.layers.linear import Linear
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
+from nv_models.shard import Shard
 
 
 class Router(Linear):
@@ -39,13 +40,17 @@ class ExpertMLPs(nn.Module):
     """The gated MLPs of all experts.
 
     Attributes:
-        gate_up: [E, 2F of this rank, K], which the loader fills.
+        gate_up: [E, 2F of this rank, K], made by `allocate` and filled by the loader.
         down: [E, K, F of this rank].
         gate_up_bias: [E, 2F of this rank] or None.
         down_bias: [E, K] or None.
         experts: all of them and their products, made by `finish` once they are loaded.
     """
 
+    gate_up: nn.Parameter
+    down: nn.Parameter
+    gate_up_bias: nn.Parameter | None
+    down_bias: nn.Parameter | None
     experts: nk.Experts
 
     def __init__(self, hidden_size: int, kind: Mixture, placement: Placement) -> None:
@@ -53,14 +58,19 @@ class ExpertMLPs(nn.Module):
         assert kind.names.is_stacked or not kind.bias, "only stacks of biases have shards"
         self.kind = kind
         self.kept = kind.split(placement.parallel)
-        width = len(self.kept)
-        self.gate_up = placement.empty(kind.num_experts, 2 * width, hidden_size)
-        self.down = placement.empty(kind.num_experts, hidden_size, width)
-        self.gate_up_bias = placement.empty(kind.num_experts, 2 * width) if kind.bias else None
-        self.down_bias = placement.empty(kind.num_experts, hidden_size) if kind.bias else None
-        self.is_first = placement.parallel.rank == 0
-        self.arithmetic = placement.arithmetic
+        self.hidden_size = hidden_size
+        self.placement = placement
         self.rank_sum = placement.rank_sum()
+
+    def allocate(self, name: str) -> None:
+        """Make the tensors that the loader fills."""
+        del name  # experts of floats are made alike in every layer
+        count, size, width = self.kind.num_experts, self.hidden_size, len(self.kept)
+        empty, has_bias = self.placement.empty, self.kind.bias
+        self.gate_up = empty(count, 2 * width, size)
+        self.down = empty(count, size, width)
+        self.gate_up_bias = empty(count, 2 * width) if has_bias else None
+        self.down_bias = empty(count, size) if has_bias else None
 
     def finish(self) -> None:
         """Lay the matrices out as the device multiplies fastest, in place where it can be."""
@@ -68,12 +78,13 @@ class ExpertMLPs(nn.Module):
             separate(self.gate_up)
             if self.gate_up_bias is not None:
                 separate(self.gate_up_bias)
-        self.experts = self.arithmetic.experts(
+        is_first = self.placement.parallel.rank == 0
+        self.experts = self.placement.arithmetic.experts(
             nk.DenseExperts(
                 self.gate_up.detach(),
                 self.down.detach(),
                 self.gate_up_bias,
-                self.down_bias if self.is_first else None,  # the sum over the ranks has it once
+                self.down_bias if is_first else None,  # the sum over the ranks has it once
                 self.kind.gate,
             )
         )
@@ -96,7 +107,7 @@ class ExpertMLPs(nn.Module):
         if names.is_stacked:
             yield from self._stacks(f"{module_of(name, self.kind)}.experts")
             return
-        size = self.down.shape[1]
+        size = self.hidden_size
         for expert in range(self.kind.num_experts):
             own = f"{module_of(name, self.kind)}.experts.{expert}"
             gate, up = self.gate_up[expert].chunk(2)

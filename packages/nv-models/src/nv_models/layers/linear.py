@@ -13,7 +13,8 @@ import nv_kernels as nk
 import torch
 from torch import nn
 
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
+from nv_models.shard import Shard
 
 
 @dataclass(frozen=True)
@@ -69,22 +70,31 @@ class Linear(nn.Module):
     """A matrix and perhaps a bias.
 
     Attributes:
-        values: [N, K], which the loader fills.
-        bias: [N] or None.
+        shape: (N, K) on this rank.
+        values: [N, K], made by `allocate`, filled by the loader and released by `finish`.
+        bias: [N] or None; made by `allocate`.
         weight: the matrix and its products, made by `finish` once the values are loaded.
     """
 
+    values: nn.Parameter
+    bias: nn.Parameter | None
     weight: nk.Weight
 
     def __init__(self, rows: int, columns: int, bias: bool, placement: Placement) -> None:
         super().__init__()
-        self.values = placement.empty(rows, columns)
-        self.bias = placement.empty(rows) if bias else None
-        self.arithmetic = placement.arithmetic
+        self.shape = rows, columns
+        self.has_bias = bias
+        self.placement = placement
+
+    def allocate(self, name: str) -> None:
+        """Make the tensors that the loader fills."""
+        del name  # a matrix of floats is made alike in every module
+        self.values = self.placement.empty(*self.shape)
+        self.bias = self.placement.empty(self.shape[0]) if self.has_bias else None
 
     def finish(self) -> None:
         """Lay the values out as the device multiplies fastest; the loaded ones are released."""
-        self.weight = self.arithmetic.weight(self.values.detach())
+        self.weight = self.placement.arithmetic.weight(self.values.detach())
         del self.values
 
 
@@ -133,7 +143,7 @@ class ColumnLinear(Linear):
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
         parent = name.rpartition(".")[0]
-        in_features = self.values.shape[1]
+        in_features = self.shape[1]
         first = 0
         for part in self.parts:
             rows = slice(first, first + part.rows)
@@ -199,20 +209,20 @@ class RowLinear(Linear):
         self.kept = placement.parallel.split(in_features, "the input features")
         super().__init__(out_features, len(self.kept), bias, placement)
         self.in_features = in_features
-        self.rank = placement.parallel.rank
+        self.is_first = placement.parallel.rank == 0
         self.rank_sum = placement.rank_sum()
         self.stays_pending = stays_pending
 
     def forward(self, x: torch.Tensor, stream: nk.Stream) -> nk.Stream:
         """Multiply, and add to the stream: at once, or pending until the next norm."""
-        bias = self.bias if self.rank == 0 else None  # the sum over the ranks contains it once
+        bias = self.bias if self.is_first else None  # the sum over the ranks contains it once
         if self.stays_pending:
             return self.weight.linear_pending(x, stream, bias, self.rank_sum)
         return self.weight.linear_add(x, stream, bias, self.rank_sum)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """This rank's columns, and the whole bias."""
-        shape = (self.values.shape[0], self.in_features)
+        shape = (self.shape[0], self.in_features)
         yield Shard(self.values, f"{name}.weight", shape, 1, self.kept.start)
         if self.bias is not None:
             yield Shard(self.bias, f"{name}.bias", shape[:1])

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from nv_models.config import NormKind
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
+from nv_models.shard import Shard
 
 PLAIN = NormKind()
 

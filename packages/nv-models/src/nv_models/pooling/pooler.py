@@ -10,8 +10,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from nv_models.placement import Placement, Shard
+from nv_models.placement import Placement
 from nv_models.pooling.pooler_config import Activation, DenseLayer, PoolerConfig
+from nv_models.shard import Shard
 
 DENSE = "dense.{}"
 """The name under which a Dense layer's weights are looked for, by its number."""
