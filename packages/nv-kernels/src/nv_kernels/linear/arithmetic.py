@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nv_kernels.linear.experts.weight import batch_invariant_experts, dense_experts
 from nv_kernels.linear.head import pack_head
+from nv_kernels.linear.quantized.weight import batch_invariant_quantized_weight, quantized_weight
 from nv_kernels.linear.weight import (
     BatchInvariantDense,
     Dense,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from nv_kernels.linear.experts.weight import DenseExperts, Experts
+    from nv_kernels.linear.quantized.record import Quantized
     from nv_kernels.linear.weight import Weight
 
 
@@ -49,6 +51,8 @@ class Arithmetic:
         name: "fast" or "batch_invariant".
         attention_backend: the attention backend that it needs; "auto" if any will do.
         weight: makes a weight of loaded values [N, K], laid out as the device multiplies fastest.
+        quantized: makes a weight of a record of codes and scales, laid out alike; it may replace
+            the record's tensors.
         experts: makes the weights of a mixture of experts of loaded values, which it may
             overwrite, laid out as the device multiplies fastest.
         head: makes the weight of the head, [V, E], whose product is `Weight.logits`.
@@ -58,6 +62,7 @@ class Arithmetic:
     name: str
     attention_backend: str
     weight: Callable[[torch.Tensor], Weight]
+    quantized: Callable[[Quantized], Weight]
     experts: Callable[[DenseExperts], Experts]
     head: Callable[[torch.Tensor], Weight]
     rank_sum: Callable[[RankGroup], RankSum]
@@ -83,6 +88,7 @@ FAST = Arithmetic(
     name="fast",
     attention_backend="auto",
     weight=dense_weight,
+    quantized=quantized_weight,
     experts=dense_experts,
     head=lambda values: Dense(pack_head(values)),
     rank_sum=lambda ranks: RankSum(ranks.all_reduce, ranks.peers),
@@ -91,6 +97,7 @@ BATCH_INVARIANT = Arithmetic(
     name="batch_invariant",
     attention_backend="batch_invariant",
     weight=batch_invariant_weight,
+    quantized=batch_invariant_quantized_weight,
     experts=batch_invariant_experts,
     head=lambda values: BatchInvariantDense(pack_head(values)),
     rank_sum=lambda ranks: RankSum(ranks.sum_in_order),  # NCCL's sums may round differently per row

@@ -1,0 +1,1 @@
+"""Weights that stay quantized: their records, with a definition of each product in plain torch."""
