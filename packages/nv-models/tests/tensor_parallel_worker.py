@@ -17,9 +17,8 @@ def main(rank: int, size: int, port: str, folders: list[str]) -> None:
     assert torch.equal(TensorParallel(rank, size).sum_in_order(own), torch.full((2, 3), 3.0))
     for index, folder in enumerate(folders):
         parallel = TensorParallel(rank, size)
-        model = load_model(
-            folder, parallel=parallel, arithmetic="batch_invariant" if index == 2 else "fast"
-        )
+        arithmetic = "batch_invariant" if index == 2 else "fast"
+        model = load_model(folder, dtype="float32", parallel=parallel, arithmetic=arithmetic)
         runner = PagedRunner(model, size=size)
         logits = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
         torch.save(logits, Path(folder) / f"logits.{rank}")

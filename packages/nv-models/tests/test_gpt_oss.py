@@ -152,9 +152,8 @@ def test_mxfp4_that_does_not_fit_is_named(packed, tmp_path):
         "layers.1.mlp.experts.down_proj_blocks is missing beside model.layers.1.mlp.experts.down",
         f"{STACK}_blocks has shape [8, 192, 2, 16] and {STACK}_scales [7, 192, 2]: they must be",
         "layers.3.mlp.experts.down_proj_scales in ",
-        "is F32, not bytes",
-        "model.norm.weight in ",
-        "is U8, not plain floats",
+        "is F32: read are U8",
+        "model.norm.weight is uint8, expected plain floats",
     ):
         assert sentence in str(error.value)
 

@@ -1,5 +1,6 @@
 """Two ranks over gloo give the logits of one."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ CASES = {
     ),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True, "vocab_size": 333}),
 }
+QUANTIZED = ("w4", "w8_asym", "fp8_tensor", "mixed")
+"""A product that quantizes x per token does so on each rank, so that only others equal."""
 
 
 def free_port():
@@ -25,11 +28,14 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_runner):
+def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_runner, tmp_path):
     folders = {
         name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
     }
     folders |= {name: tiny_model(name) for name in tiny_models.CASES}
+    for name in QUANTIZED:
+        folders[name] = tmp_path / name
+        shutil.copytree(WORKER.with_name("quantized") / name, folders[name])
     port = str(free_port())
     ranks = [
         subprocess.Popen([sys.executable, WORKER, str(rank), "2", port, *folders.values()])
@@ -37,7 +43,7 @@ def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_run
     ]
     assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     for name, folder in folders.items():
-        runner = paged_runner(load_model(folder))
+        runner = paged_runner(load_model(folder, dtype="float32"))
         expected = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
         for rank in range(2):
             logits = torch.load(folder / f"logits.{rank}")

@@ -12,7 +12,7 @@ from typing import Any
 import nv_kernels as nk
 import torch
 
-from nv_models.architectures import model_class
+from nv_models.architectures import ARCHITECTURES, model_class
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
@@ -26,8 +26,10 @@ from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
+from nv_models.quantization import read_scheme
+from nv_models.quantization.form import NoFiles
 from nv_models.read_config import ConfigFiles
-from nv_models.weights import allocate, fill_dummy, load_weights
+from nv_models.weights import allocate, count_bytes, fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 WANTED = {
@@ -60,7 +62,7 @@ class ModelPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
-        return sum(each.nbytes for each in self._outline().parameters())
+        return count_bytes(self._outline())
 
     def load(self) -> CausalLM:
         """Make the model and fill it.
@@ -79,6 +81,10 @@ class ModelPlan:
             load_weights(model, self._outline(), self.checkpoint, rank)
         else:
             fill_dummy(model, self.seed, self.placement.device)
+        if (scheme := self.placement.scheme) and self.placement.parallel.rank == 0:
+            scheme.warn_of_dequantized(
+                self.checkpoint.place if self.checkpoint else "random weights"
+            )
         return model
 
     def _outline(self) -> CausalLM:
@@ -149,11 +155,13 @@ def plan_model(
     checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
     stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
     chosen = choose_dtype(dtype, stored, torch.device(device))
-    placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic))
     longest = min(max_positions or config.max_length, config.max_length)
     config = replace(config, dtype=chosen, max_length=longest, has_head=pooler is None)
     if checkpoint is not None:
         checkpoint = joined(checkpoint, pooler)
+    row = ARCHITECTURES[config.architecture]
+    scheme = read_scheme(files.raw, row.quantization, checkpoint or NoFiles())
+    placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic), scheme)
     return ModelPlan(config, placement, checkpoint, seed, pooler)
 
 

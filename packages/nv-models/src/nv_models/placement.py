@@ -10,16 +10,26 @@ import torch
 from torch import nn
 
 from nv_models.parallel import TensorParallel
+from nv_models.quantization.scheme import Scheme
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank's share of a model, on one device, in one dtype."""
+    """One rank's share of a model, on one device.
+
+    Attributes:
+        device: of all tensors.
+        dtype: of those that are not quantized, and of activations.
+        parallel: this rank in its group.
+        arithmetic: that makes weights and sums.
+        scheme: of a quantized checkpoint; None: all weights are floats.
+    """
 
     device: torch.device
     dtype: torch.dtype
     parallel: TensorParallel
     arithmetic: nk.Arithmetic
+    scheme: Scheme | None = None
 
     def rank_sum(self) -> nk.RankSum | None:
         """The sum over the ranks in which a row layer's products end; None with one rank."""

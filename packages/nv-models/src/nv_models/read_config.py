@@ -29,10 +29,11 @@ from nv_models.fields import (
 )
 from nv_models.listing import first_few
 from nv_models.overrides import merged, plain_overrides
+from nv_models.quantization import quantization_method
 from nv_models.rope import RopeConfig, frequencies
 from nv_models.rope_parameters import rope_config
 from nv_models.support import (
-    refuse_quantized,
+    refuse_narrow,
     refuse_unread,
     refuse_unsupported,
 )
@@ -104,7 +105,7 @@ def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         FileNotFoundError: the folder has no config.json.
         ValueError: not JSON, a field of the wrong type or size, an architecture or a feature
             that is not supported; the message names the file.
-        NotImplementedError: quantized weights.
+        NotImplementedError: weights that are quantized in a way that is not read.
     """
     return ConfigFiles.read(Path(path), overrides).model_config()
 
@@ -115,7 +116,8 @@ def model_config(
     """The record of the contents of config.json and of what generation_config.json adds."""
     architecture = supported_architecture(strings(raw, "architectures"))
     row = ARCHITECTURES[architecture]
-    refuse_quantized(raw, row)
+    quantization_method(raw, row.quantization)
+    refuse_narrow(raw)
     values = {**row.defaults, **raw}
     refuse_unsupported(values, row)
     num_q_heads = size(values, "num_attention_heads")

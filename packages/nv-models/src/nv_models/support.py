@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nv_models.architectures import Architecture
-from nv_models.fields import is_same, size, table
+from nv_models.fields import is_same, size
 
 NARROW = re.compile(r"(torch\.)?(float|u?int)[48](_.*)?")
 """Names of dtypes that only quantized weights have."""
@@ -63,20 +63,15 @@ FEATURES = ACTIVATIONS | {
 """Keys that switch something on which is not built, unless the architecture's row reads it."""
 
 
-def refuse_quantized(raw: Mapping[str, Any], row: Architecture) -> None:
-    """Raise NotImplementedError for a checkpoint whose weights are not plain floats."""
-    method = None
-    if quantization := table(raw, "quantization_config") or table(raw, "compression_config"):
-        method = quantization.get("quant_method") or "unknown"
-        method = None if method == row.quantization else method
+def refuse_narrow(raw: Mapping[str, Any]) -> None:
+    """Raise NotImplementedError for a dtype that no model is computed in."""
     for name in ("dtype", "torch_dtype"):
         if NARROW.fullmatch(str(raw.get(name))):
-            method = f"{name} is {raw[name]}"
-    if method:
-        raise NotImplementedError(
-            f"the checkpoint is quantized ({method}), which is not built yet; "
-            "use the unquantized one or a GGUF file"
-        )
+            raise NotImplementedError(
+                f"{name} is {raw[name]}, in which no model is computed: pass "
+                'hf_overrides={"dtype": "bfloat16"} if the weights are quantized as '
+                "quantization_config describes, or use the unquantized checkpoint"
+            )
 
 
 def refuse_unsupported(values: Mapping[str, Any], row: Architecture) -> None:

@@ -12,17 +12,19 @@ from torch import nn
 
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
-from nv_models.layers.embedding import TiedEmbedding
+from nv_models.layers.embedding import Head, TiedEmbedding
+from nv_models.layers.linear import Linear
 from nv_models.listing import first_few
+from nv_models.quantization.form import DUMMY_STD, FLOATS
 from nv_models.shard import Allocated, Finished, Shard, Sharded
 
 AGAIN = "download or convert it again"
-DUMMY_STD = 0.02
 MOST_PROBLEMS = 20
 """Of a checkpoint that does not fit, so many problems are named and the others counted."""
 HEAD = "lm_head.weight"
-TABLES = ("embed_tokens.weight", HEAD)
 NORM = "norm.weight"
+ENDS = ("embed_tokens", "lm_head", "norm")
+"""Modules without which a model has no use, outside its layers."""
 COMPARED_ROWS = 64
 """Of two tables that should be one: enough, as tables that were trained apart differ everywhere.
 """
@@ -118,15 +120,15 @@ def load_weights(model: CausalLM, outline: CausalLM, checkpoint: Checkpoint, ran
 
 
 def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
-    """One sentence for each tensor that is missing, unexpected or of the wrong shape.
+    """One sentence for each tensor that is missing, unexpected, or of a wrong shape or dtype.
 
     Beside a file that cannot be read nothing is called missing: it may be in there.
     """
-    wanted = {shard.source: shard.shape for shard in shards}
+    wanted = {shard.source: shard for shard in shards}
     found, named = checkpoint.shapes, checkpoint.name_in_file
     missing = [
-        f"{named(name)} {list(shape)} is missing"
-        for name, shape in wanted.items()
+        f"{named(name)} {list(shard.shape)} is missing"
+        for name, shard in wanted.items()
         if name not in found and not checkpoint.broken
     ]
     unexpected = [
@@ -135,23 +137,40 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
         if name not in wanted and not name.endswith(KNOWN_EXTRAS)
     ]
     wrong = [
-        f"{named(name)} has shape {list(found[name])}, expected {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
+        f"{named(name)} has shape {list(found[name])}, expected {list(shard.shape)}"
+        for name, shard in wanted.items()
+        if name in found and found[name] != shard.shape
     ]
-    return missing + unexpected + wrong
+    odd = [
+        f"{named(name)} is {_name(checkpoint.stored(name))}, expected "
+        f"{'plain floats' if shard.target.dtype in FLOATS else _name(shard.target.dtype)}"
+        for name, shard in wanted.items()
+        if name in found and not _fits(checkpoint.stored(name), shard.target.dtype)
+    ]
+    return missing + unexpected + wrong + odd
+
+
+def _fits(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a tensor may be loaded as another dtype: floats as floats, codes as they are."""
+    return stored == wanted or {stored, wanted} <= FLOATS
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def sources_of_zeros(shards: list[Shard], *, has_offset: bool) -> list[str]:
     """The tensors whose shards are all zeros, as an interrupted download leaves them.
 
-    Biases may be zeros, and norms that multiply by 1 + weight (`has_offset`). Some values are
-    looked at, and if these are zeros, all.
+    Biases may be zeros, norms that multiply by 1 + weight (`has_offset`), and codes, whose scales
+    are looked at. Some values are read, and if these are zeros, all.
     """
     looked_at = [
         shard
         for shard in shards
-        if not shard.source.endswith("bias") and not (has_offset and shard.source.endswith(NORM))
+        if shard.target.dtype in FLOATS
+        and not shard.source.endswith("bias")
+        and not (has_offset and shard.source.endswith(NORM))
     ]
     if not looked_at:
         return []
@@ -174,7 +193,8 @@ def refuse_zeros(sources: list[str], checkpoint: Checkpoint) -> None:
         f"{checkpoint.place}: all zeros, as an interrupted download leaves them, are "
         f"{', '.join(first_few(zeros))}; {AGAIN}"
     )
-    if any(source.endswith((*TABLES, NORM)) and ".layers." not in source for source in sources):
+    modules = [source.rpartition(".")[0] for source in sources if ".layers." not in source]
+    if any(module.endswith(ENDS) for module in modules):
         raise ValueError(message)
     warnings.warn(f"{message}, unless the model is meant to be so", stacklevel=2)
 
@@ -223,11 +243,13 @@ def _row(checkpoint: Checkpoint, token: int, like: torch.Tensor) -> torch.Tensor
 def fill_dummy(model: nn.Module, seed: int, device: torch.device) -> None:
     """Make the model's tensors of random weights that the seed fixes.
 
-    Norms are 1, and everything else is normal with a small deviation.
+    Norms are 1, and everything else is normal with a small deviation, or random codes.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(prefix: str, module: nn.Module) -> None:
+        if isinstance(module, Linear | Head) and module.matrix is not None:
+            module.matrix.fill_dummy(generator)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
@@ -235,3 +257,13 @@ def fill_dummy(model: nn.Module, seed: int, device: torch.device) -> None:
                 parameter.normal_(0.0, DUMMY_STD, generator=generator)
 
     make_modules(model, fill)
+
+
+def count_bytes(model: nn.Module) -> int:
+    """Bytes of the finished weights of a model whose tensors are allocated, on meta too."""
+    quantized = sum(
+        module.matrix.num_bytes
+        for module in model.modules()
+        if isinstance(module, Linear | Head) and module.matrix is not None
+    )
+    return quantized + sum(each.nbytes for each in model.parameters())

@@ -34,6 +34,10 @@ class Checkpoint(Protocol):
         """The dtype that the weights are meant to be computed in."""
         ...
 
+    def stored(self, name: str) -> torch.dtype:
+        """The dtype in which `copy` reads a tensor: a float type, or that of codes."""
+        ...
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with `target.shape[dim]` indices of `name` from `start` on along `dim`."""
         ...

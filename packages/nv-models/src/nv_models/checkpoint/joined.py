@@ -49,6 +49,11 @@ class JoinedCheckpoint:
         """The body's."""
         return self._dtype()
 
+    def stored(self, name: str) -> torch.dtype:
+        """The dtype in the part's own file."""
+        part, own = self._found[name]
+        return part.stored(own)
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`."""
         part, own = self._found[name]

@@ -84,6 +84,10 @@ class MXFP4Checkpoint:
         """That of the tensors that are not packed."""
         return self._files.dtype()
 
+    def stored(self, name: str) -> torch.dtype:
+        """The dtype of the files, and of packed values bf16, which holds them exactly."""
+        return torch.bfloat16 if name in self._packed else self._files.stored(name)
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, one expert's matrix after the other."""
         if name not in self._packed:

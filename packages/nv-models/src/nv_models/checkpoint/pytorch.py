@@ -66,6 +66,10 @@ class PyTorchCheckpoint:
         """The dtype of the first tensor."""
         return next((tensor.dtype for tensor in self._tensors.values()), torch.float32)
 
+    def stored(self, name: str) -> torch.dtype:
+        """The tensor's dtype."""
+        return self._tensors[name].dtype
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""
         target.copy_(self._tensors[name].narrow(dim, start, target.shape[dim]))

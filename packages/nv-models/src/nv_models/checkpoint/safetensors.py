@@ -25,6 +25,15 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+CODES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
+"""Of quantized weights."""
+READ = DTYPES | CODES
 
 
 class SafetensorsCheckpoint:
@@ -51,9 +60,10 @@ class SafetensorsCheckpoint:
             return
         for name in names:
             view = opened.get_slice(name)
-            wanted, kind = ({"U8"}, "bytes") if is_packed(name) else ({*DTYPES}, "plain floats")
+            wanted = {"U8"} if is_packed(name) else READ.keys()
             if view.get_dtype() not in wanted:
-                self.broken.append(f"{name} in {file} is {view.get_dtype()}, not {kind}")
+                kinds = ", ".join(sorted(wanted))
+                self.broken.append(f"{name} in {file} is {view.get_dtype()}: read are {kinds}")
             if name in self.shapes:
                 self.broken.append(f"{name} in {file} is also in another file")
             self.shapes[name] = tuple(view.get_shape())
@@ -68,9 +78,16 @@ class SafetensorsCheckpoint:
         stored = (file.get_slice(name).get_dtype() for name, file in self._files.items())
         return next((DTYPES[dtype] for dtype in stored if dtype in DTYPES), torch.float32)
 
+    def stored(self, name: str) -> torch.dtype:
+        """The tensor's dtype; of one that is not read, and listed in `broken`, fp32."""
+        return READ.get(self._files[name].get_slice(name).get_dtype(), torch.float32)
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""
         view = self._files[name].get_slice(name)
+        if not target.ndim:
+            target.copy_(_read(view, ()))
+            return
         kept = (slice(None),) * dim + (slice(start, start + target.shape[dim]),)
         if dim and target.ndim > 2:  # of a stack a matrix at a time: it may take gigabytes
             for index, matrix in enumerate(target):

@@ -12,6 +12,8 @@ from torch import nn
 
 from nv_models.config import ModelConfig
 from nv_models.placement import Placement
+from nv_models.quantization.form import Region
+from nv_models.quantization.matrix import LoadedMatrix, allocated
 from nv_models.shard import Shard
 
 
@@ -77,24 +79,56 @@ class Head(Vocabulary):
     """Hidden states to logits.
 
     Attributes:
+        matrix: the tensors of quantized rows, in place of `weight`; None: the rows are floats.
         head: the rows and their product, made by `finish` once they are loaded.
     """
 
     head: nk.Weight
 
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        super().__init__(vocab_size, hidden_size, placement)
+        self.matrix: LoadedMatrix | None = None
+
+    def allocate(self, name: str) -> None:
+        """Make the tensors that the loader fills."""
+        placement, columns = self.placement, range(self.hidden_size)
+        region = Region(name, (self.vocab_size, self.hidden_size), self.kept, columns)
+        self.matrix = allocated(
+            [region], [None], placement.scheme, placement.dtype, placement.device
+        )
+        if self.matrix is None:
+            super().allocate(name)
+
+    def shards(self, name: str) -> Iterator[Shard]:
+        """The rows of real tokens."""
+        return super().shards(name) if self.matrix is None else self.matrix.shards()
+
     def finish(self) -> None:
         """Lay the rows out as the device multiplies fastest; the loaded ones are released."""
-        self.head = self.placement.arithmetic.head(self.weight.detach())
-        del self.weight
+        arithmetic = self.placement.arithmetic
+        if self.matrix is not None:
+            self.head = self.matrix.weight(arithmetic.quantized, arithmetic.head)
+            self.matrix = None
+        else:
+            self.head = arithmetic.head(self.weight.detach())
+            del self.weight
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [R, E] -> logits [R, V] fp32 on every rank, without the padding."""
-        logits = self.parallel.all_gather_last(self.head.logits(hidden))
+        own = self.head.logits(hidden)
+        rows = self.parallel.vocabulary_rows(self.vocab_size)
+        if own.shape[1] < rows:  # quantized rows have no padding
+            own = nn.functional.pad(own, (0, rows - own.shape[1]))
+        logits = self.parallel.all_gather_last(own)
         return logits[:, : self.vocab_size].contiguous()
 
 
 class TiedEmbedding(Embedding, Head):
-    """Both ends by one table."""
+    """Both ends by one table, in floats."""
+
+    def allocate(self, name: str) -> None:
+        """Make the rows, zeros as long as nothing is loaded."""
+        Vocabulary.allocate(self, name)
 
     def finish(self) -> None:
         """Lay the rows out for the head's product; the embedding reads the loaded ones."""

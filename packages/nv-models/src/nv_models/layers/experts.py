@@ -14,6 +14,7 @@ from torch import nn
 from nv_models.config import Mixture
 from nv_models.layers.linear import Linear
 from nv_models.placement import Placement
+from nv_models.quantization.form import Region
 from nv_models.shard import Shard
 
 
@@ -28,12 +29,18 @@ class Router(Linear):
         """[T, K] -> [T, E], the same on every rank."""
         return self.weight.linear(x, self.bias)
 
+    def regions(self, name: str) -> list[Region]:
+        """The whole matrix."""
+        rows, columns = self.shape
+        source = f"{module_of(name, self.kind)}.{self.kind.names.router}"
+        return [Region(source, self.shape, range(rows), range(columns))]
+
     def shards(self, name: str) -> Iterator[Shard]:
         """The whole matrix, and the whole bias."""
-        source = f"{module_of(name, self.kind)}.{self.kind.names.router}"
-        yield Shard(self.values, f"{source}.weight", tuple(self.values.shape))
+        yield from self.matrix_shards(name)
         if self.bias is not None:
-            yield Shard(self.bias, f"{source}.bias", tuple(self.bias.shape))
+            (region,) = self.regions(name)
+            yield Shard(self.bias, f"{region.module}.bias", self.shape[:1])
 
 
 class ExpertMLPs(nn.Module):
@@ -63,14 +70,26 @@ class ExpertMLPs(nn.Module):
         self.rank_sum = placement.rank_sum()
 
     def allocate(self, name: str) -> None:
-        """Make the tensors that the loader fills."""
-        del name  # experts of floats are made alike in every layer
+        """Make the tensors that the loader fills.
+
+        Raises:
+            NotImplementedError: the experts are quantized.
+        """
+        self._refuse_quantized(name)
         count, size, width = self.kind.num_experts, self.hidden_size, len(self.kept)
         empty, has_bias = self.placement.empty, self.kind.bias
         self.gate_up = empty(count, 2 * width, size)
         self.down = empty(count, size, width)
         self.gate_up_bias = empty(count, 2 * width) if has_bias else None
         self.down_bias = empty(count, size) if has_bias else None
+
+    def _refuse_quantized(self, name: str) -> None:
+        scheme, module = self.placement.scheme, module_of(name, self.kind)
+        if scheme and scheme.form(f"{module}.experts.0.{self.kind.names.down}"):
+            raise NotImplementedError(
+                f"{module}.experts are quantized ({scheme.name}), which is not read: use the "
+                "checkpoint in floats, or a GGUF file, whose experts are dequantized"
+            )
 
     def finish(self) -> None:
         """Lay the matrices out as the device multiplies fastest, in place where it can be."""

@@ -6,6 +6,7 @@ the input features, sums over the ranks and adds to the stream. Never chooses a 
 does.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from nv_models.placement import Placement
+from nv_models.quantization.form import Region
+from nv_models.quantization.matrix import LoadedMatrix, allocated
 from nv_models.shard import Shard
 
 
@@ -66,12 +69,13 @@ def side_by_side(source: str, parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(placed)
 
 
-class Linear(nn.Module):
+class Linear(nn.Module, ABC):
     """A matrix and perhaps a bias.
 
     Attributes:
         shape: (N, K) on this rank.
         values: [N, K], made by `allocate`, filled by the loader and released by `finish`.
+        matrix: the tensors of quantized parts, in place of `values`; None: all are floats.
         bias: [N] or None; made by `allocate`.
         weight: the matrix and its products, made by `finish` once the values are loaded.
     """
@@ -85,17 +89,46 @@ class Linear(nn.Module):
         self.shape = rows, columns
         self.has_bias = bias
         self.placement = placement
+        self.matrix: LoadedMatrix | None = None
+
+    @abstractmethod
+    def regions(self, name: str) -> list[Region]:
+        """The checkpoint's matrices that lie one below the other; `name` is the layer's own."""
+
+    def orders(self) -> list[torch.Tensor | None]:
+        """Of each region, which of its loaded rows is its i-th row; None: they are in order."""
+        return [None]
 
     def allocate(self, name: str) -> None:
         """Make the tensors that the loader fills."""
-        del name  # a matrix of floats is made alike in every module
-        self.values = self.placement.empty(*self.shape)
-        self.bias = self.placement.empty(self.shape[0]) if self.has_bias else None
+        regions, orders, placement = self.regions(name), self.orders(), self.placement
+        self.matrix = allocated(
+            regions, orders, placement.scheme, placement.dtype, placement.device
+        )
+        if self.matrix is None:
+            self.values = placement.empty(*self.shape)
+        self.bias = placement.empty(self.shape[0]) if self.has_bias else None
+
+    def matrix_shards(self, name: str) -> Iterator[Shard]:
+        """Where the values of the matrix come from."""
+        if self.matrix is not None:
+            yield from self.matrix.shards()
+            return
+        first = 0
+        for region in self.regions(name):
+            rows = slice(first, first + len(region.rows))
+            yield region.shard(self.values[rows])
+            first = rows.stop
 
     def finish(self) -> None:
         """Lay the values out as the device multiplies fastest; the loaded ones are released."""
-        self.weight = self.placement.arithmetic.weight(self.values.detach())
-        del self.values
+        arithmetic = self.placement.arithmetic
+        if self.matrix is not None:
+            self.weight = self.matrix.weight(arithmetic.quantized, arithmetic.weight)
+            self.matrix = None
+        else:
+            self.weight = arithmetic.weight(self.values.detach())
+            del self.values
 
 
 class ColumnLinear(Linear):
@@ -107,14 +140,31 @@ class ColumnLinear(Linear):
         super().__init__(sum(part.rows for part in parts), in_features, bias, placement)
         self.parts = tuple(parts)
 
+    def regions(self, name: str) -> list[Region]:
+        """Each part's rows."""
+        parent, columns = name.rpartition(".")[0], range(self.shape[1])
+        return [
+            Region(
+                f"{parent}.{part.source}",
+                (part.fused or part.total * part.unit, self.shape[1]),
+                range(part.start, part.start + part.rows),
+                columns,
+            )
+            for part in self.parts
+        ]
+
+    def orders(self) -> list[torch.Tensor | None]:
+        """Rotated rows are put in the order of halves."""
+        return [part.order() if part.pairs else None for part in self.parts]
+
     def finish(self) -> None:
         """Put rotated rows in the order of halves, then lay the values out."""
         first = 0
-        for part in self.parts:
+        for part, order in zip(self.parts, self.orders(), strict=True):
             rows = slice(first, first + part.rows)
-            if part.pairs:
-                order = part.order()
-                self.values[rows] = self.values[rows][order]
+            if order is not None:
+                if self.matrix is None:
+                    self.values[rows] = self.values[rows][order]
                 if self.bias is not None:
                     self.bias[rows] = self.bias[rows][order]
             first = rows.stop
@@ -142,16 +192,14 @@ class ColumnLinear(Linear):
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
-        parent = name.rpartition(".")[0]
-        in_features = self.shape[1]
+        yield from self.matrix_shards(name)
+        if self.bias is None:
+            return
         first = 0
-        for part in self.parts:
-            rows = slice(first, first + part.rows)
-            source = f"{parent}.{part.source}"
-            total = part.fused or part.total * part.unit
-            yield Shard(self.values[rows], f"{source}.weight", (total, in_features), 0, part.start)
-            if self.bias is not None:
-                yield Shard(self.bias[rows], f"{source}.bias", (total,), 0, part.start)
+        for region in self.regions(name):
+            rows = slice(first, first + len(region.rows))
+            source, total = f"{region.module}.bias", region.shape[:1]
+            yield Shard(self.bias[rows], source, total, 0, region.rows.start)
             first = rows.stop
 
 
@@ -220,9 +268,13 @@ class RowLinear(Linear):
             return self.weight.linear_pending(x, stream, bias, self.rank_sum)
         return self.weight.linear_add(x, stream, bias, self.rank_sum)
 
+    def regions(self, name: str) -> list[Region]:
+        """This rank's columns."""
+        rows = self.shape[0]
+        return [Region(name, (rows, self.in_features), range(rows), self.kept)]
+
     def shards(self, name: str) -> Iterator[Shard]:
         """This rank's columns, and the whole bias."""
-        shape = (self.shape[0], self.in_features)
-        yield Shard(self.values, f"{name}.weight", shape, 1, self.kept.start)
+        yield from self.matrix_shards(name)
         if self.bias is not None:
-            yield Shard(self.bias, f"{name}.bias", shape[:1])
+            yield Shard(self.bias, f"{name}.bias", self.shape[:1])

@@ -112,6 +112,11 @@ class GGUFCheckpoint:
         """The matrices' own float type; bfloat16 where any is quantized."""
         return float_dtype(self._header)
 
+    def stored(self, name: str) -> torch.dtype:
+        """The dtype of dequantized values."""
+        del name  # the gguf library's is one for all
+        return torch.float32
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, dequantized and converted."""
         info = self._tensors[name]

@@ -1,0 +1,19 @@
+"""Codes of several bits in words: the packing that AWQ, GPTQ and compressed-tensors share.
+
+Owns fields that lie one after the other from the lowest bit on. Never knows a format's order.
+"""
+
+import torch
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Words [..., n] int32 -> their fields [..., 32 n / bits] uint8, the lowest first."""
+    fields = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return fields
+    return torch.stack((fields & 15, fields >> 4), -1).flatten(-2)
+
+
+def pack_pairs(codes: torch.Tensor) -> torch.Tensor:
+    """Codes of 4 bits [N, K] uint8 -> [N, K / 2], the even column in the low half of a byte."""
+    return codes[:, ::2] | codes[:, 1::2] << 4

@@ -1,0 +1,68 @@
+"""The parts that all schemes of codes in groups of columns share.
+
+Owns the sorting for files whose groups follow an order of activations, and the bytes of a record.
+Never reads a file.
+"""
+
+import torch
+
+from nv_models.quantization.bits import pack_pairs
+from nv_models.quantization.form import Region
+
+
+def sorted_columns(
+    codes: torch.Tensor, bits: int, groups: torch.Tensor, region: Region
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Sort columns by their group; those of one group keep their order.
+
+    Args:
+        codes: [N, K] of 8 bits, or [N, K / 2] of 4, as `nk.Grouped` has them.
+        bits: of a code.
+        groups: [K], the group of each column.
+        region: of the matrix, for errors.
+
+    Returns:
+        The sorted codes, and the column of x that each multiplies: [K] int32, or None if they were
+        in order.
+
+    Raises:
+        ValueError: groups differ in size.
+    """
+    order = groups.argsort(stable=True)
+    counts = torch.bincount(groups)
+    if counts.min() != counts.max():
+        raise ValueError(
+            f"{region.module} has groups of {int(counts.min())} to {int(counts.max())} columns: "
+            "they must be of one size; download the checkpoint again"
+        )
+    if torch.equal(order, torch.arange(len(order), device=order.device)):
+        return codes, None
+    if bits == 4:
+        codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[:, order]
+        return pack_pairs(codes), order.int()
+    return codes[:, order], order.int()
+
+
+def grouped_bytes(
+    region: Region,
+    bits: int,
+    group_size: int | None,
+    scale: torch.dtype,
+    offset: torch.dtype | None,
+    *,
+    has_order: bool = False,
+) -> int:
+    """Bytes of a `nk.Grouped` of a region.
+
+    Args:
+        region: of the matrix.
+        bits: of a code.
+        group_size: columns per scale; None: all of a row's.
+        scale: dtype of the scales.
+        offset: dtype of the offsets; None: there are none.
+        has_order: columns are sorted by their groups.
+    """
+    rows, columns = region.kept
+    groups = columns // group_size if group_size else 1
+    per_group = scale.itemsize + (offset.itemsize if offset else 0)
+    return rows * columns * bits // 8 + rows * groups * per_group + 4 * columns * has_order

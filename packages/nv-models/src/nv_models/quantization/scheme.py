@@ -1,0 +1,63 @@
+"""A scheme: which matrices of a checkpoint are quantized, and in which form.
+
+Owns the interface, and the list of the matrices that could not stay quantized. Never reads a file.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from nv_models.listing import first_few
+from nv_models.quantization.form import Form
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Dequantized:
+    """A matrix that was dequantized while it was loaded.
+
+    Attributes:
+        modules: whose matrices it has.
+        num_bytes: of its floats.
+        reason: why it could not stay quantized.
+    """
+
+    modules: tuple[str, ...]
+    num_bytes: int
+    reason: str
+
+
+class Scheme(ABC):
+    """The reading of a checkpoint's `quantization_config`.
+
+    Attributes:
+        name: its `quant_method`.
+        dequantized: the matrices that could not stay quantized, so far.
+    """
+
+    name: str
+
+    def __init__(self) -> None:
+        self.dequantized: list[Dequantized] = []
+
+    @abstractmethod
+    def form(self, module: str) -> Form | None:
+        """How the files keep a module's matrix; None: as plain floats.
+
+        Args:
+            module: a linear layer's name in the checkpoint.
+        """
+
+    def warn_of_dequantized(self, place: object) -> None:
+        """Warn once of all matrices that were dequantized, and forget them."""
+        gone, self.dequantized = self.dequantized, []
+        if not gone:
+            return
+        size = sum(each.num_bytes for each in gone) / MIB
+        names = first_few([module for each in gone for module in each.modules])
+        warnings.warn(
+            f"{place}: dequantized, as floats of {size:.1f} MiB, are {', '.join(names)}: "
+            f"{gone[0].reason}",
+            stacklevel=2,
+        )
