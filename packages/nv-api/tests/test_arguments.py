@@ -5,7 +5,8 @@ import inspect
 import numpy as np
 import pytest
 from nv_api import LLM, AsyncLLM, PoolingParams, SamplingParams, StructuredOutputsParams
-from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES
+from nv_api.arguments import VLLM_NAMES
+from nv_api.members import OF_LLM
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -96,7 +97,7 @@ def test_add_request_knows_vllm_s_arguments(scripted, engine):
     assert engine.num_added == 0
 
 
-@pytest.mark.parametrize("name", VLLM_MEMBERS)
+@pytest.mark.parametrize("name", OF_LLM)
 def test_a_member_of_vllm_s_llm_names_what_there_is_instead(scripted, name):
     llm = scripted()
     with pytest.raises(AttributeError, match=rf"^LLM.{name} is not built yet: [\w(]"):

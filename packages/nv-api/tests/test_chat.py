@@ -3,6 +3,9 @@ from types import MappingProxyType
 
 import pytest
 
+pytestmark = pytest.mark.filterwarnings("ignore:the chat_template of this call")
+"""Most templates here print a part of a conversation."""
+
 USER = {"role": "user", "content": "hi"}
 HEAD = "<|im_start|>user\nhi<|im_end|>\n"
 OPEN = "<|im_start|>assistant\n"

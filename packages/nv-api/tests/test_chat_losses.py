@@ -194,3 +194,27 @@ def test_B06_each_loss_is_one_warning_that_names_the_file(byte_level, monkeypatc
     seen = [str(each.message) for each in caught if "writes" not in str(each.message)]
     advice = "correct it there, or give the place of another tokenizer with tokenizer=…"
     assert seen == [f"the chat template{name} of /models/m.gguf {end}: {advice}" for end in ends]
+
+
+@pytest.mark.parametrize(
+    ("template", "faults"),
+    [
+        (IN_MESSAGES % "{{ m.content }}", []),
+        (IN_MESSAGES % "{{ m.content[0] }}", [PART]),
+        ("{{ messages | length }}", ["prints the text of no message"]),
+        (IN_MESSAGES % "<|foo|>{{ m.content }}", ["writes <|foo|>, which the vocabulary does not"]),
+    ],
+)
+def test_16_a_template_of_a_call_is_checked_once_as_one_at_load(scripted, template, faults):
+    llm, messages = scripted(), [{"role": "user", "content": "hi"}]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            llm.chat(messages, use_tqdm=False, chat_template=template)
+        llm.stream_chat(messages, chat_template=template)
+    seen = [str(each.message) for each in caught]
+    assert len(seen) == len(faults)
+    for text, fault in zip(seen, faults, strict=True):
+        assert text.startswith(f"the chat_template of this call {fault}")
+        assert text.endswith("correct it, or leave it out")
+    assert {each.filename for each in caught} <= {__file__}

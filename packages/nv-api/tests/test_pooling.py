@@ -177,6 +177,16 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
     ("call", "error", "sentence"),
     [
         (lambda llm: llm.embed(["a", ""]), ValueError, "prompt 1 is empty"),
+        (
+            lambda llm: llm.embed("a", truncate_prompt_tokens=5),
+            TypeError,
+            r"has no option 'truncate_prompt_tokens': pass PoolingParams\(truncate_prompt_tokens=5",
+        ),
+        (
+            lambda llm: llm.embed("a", dimensions=2),
+            TypeError,
+            r"has no option 'dimensions': pass PoolingParams\(dimensions=2\)",
+        ),
         (lambda llm: llm.embed("x" * 60), ValueError, "61 tokens .*truncate_prompt_tokens=-1"),
         (lambda llm: llm.embed("a", PoolingParams(dimensions=65)), ValueError, "from 1 to 64"),
         (

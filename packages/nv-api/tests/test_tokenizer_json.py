@@ -5,7 +5,7 @@ import json
 import pytest
 from nv_api.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import Tokenizer as Words
-from tokenizers import processors
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 TEXTS = [
     "hello world, this is",
@@ -414,3 +414,90 @@ def test_a_dropout_of_training_is_off(written, byte_level):
     file.write_text(json.dumps(values))
     tokenizer = Tokenizer(load_tokenizer(folder))
     assert tokenizer.encode(["hello hello"] * 50) == tokenizer.encode(["hello hello"]) * 50
+
+
+@pytest.fixture
+def merged(tmp_path):
+    """Write a byte-level tokenizer of 8 groups of letters, abcd: words ab, cd, abcd and bc.
+
+    Its 32 merges come in this order: with (b, c) before the others, abcd is cut into a, bc and d.
+    """
+
+    def write(merges, **model):
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        groups = [letters[start : start + 4] for start in range(0, 32, 4)]
+        made = [pair for a, b, c, d in groups for pair in ((a, b), (c, d))]
+        made += [(a + b, c + d) for a, b, c, d in groups]
+        made += [(b, c) for _, b, c, _ in groups]
+        words = [*letters, *map("".join, made), "<unused0>"]
+        vocabulary = {word: index for index, word in enumerate(words)}
+        tokenizer = Words(models.BPE(vocabulary, merges(made), **model))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("kept", [28, 16, 1])
+def test_16_merges_that_are_lost_are_warned_of(merged, kept):
+    folder = merged(lambda merges: merges[:kept])
+    with pytest.warns(
+        UserWarning, match=rf"make {kept} of 32 words of its .* download the file ag"
+    ):
+        load_tokenizer(folder)
+
+
+def test_16_merges_in_another_order_are_warned_of(merged):
+    folder = merged(lambda merges: merges[::-1])
+    with pytest.warns(UserWarning, match=r"make 24 of 32 words .*in another order"):
+        load_tokenizer(folder)
+
+
+def test_16_a_bpe_without_merges_is_refused(merged):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: its merges make 0 of 32 words"):
+        load_tokenizer(merged(lambda _: []))
+
+
+@pytest.mark.parametrize(
+    ("merges", "model"),
+    [
+        (lambda merges: merges, {}),
+        (lambda merges: merges, {"dropout": 0.9}),
+        (lambda merges: merges[:29], {}),
+        (lambda _: [], {"ignore_merges": True}),
+    ],
+)
+def test_16_merges_that_make_the_words_say_nothing(merged, merges, model, recwarn):
+    load_tokenizer(merged(merges, **model))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": [{"content": "<a>"}]},
+            r"tokenizer_config\.json: added_tokens_decoder is \[.*: it must be an object, from ids",
+        ),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"300": {"content": "<a>", "lstrip": "yes"}}},
+            r"tokenizer_config\.json: .*lstrip of added token 300 is 'yes': it must be true or f",
+        ),
+        (
+            "tokenizer_config",
+            {"added_tokens_decoder": {"x": {"content": "<a>"}}},
+            r"tokenizer_config\.json: .*an added token has the id 'x': it must be an integer",
+        ),
+        ("added_tokens", {"<a>": None}, r"added_tokens\.json: an added token has the id None"),
+        ("added_tokens", ["<a>"], r"added_tokens\.json is a JSON list: it must be an object"),
+    ],
+)
+def test_16_added_tokens_that_are_none_are_named_with_their_file(
+    written, byte_level, file, values, message
+):
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(written(byte_level, **{file: values}))

@@ -1,6 +1,7 @@
 """Masks on the device, and how a grammar is asked for."""
 
 import pickle
+import re
 
 import pytest
 import torch
@@ -60,6 +61,14 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
     assert tables.controls.flags([2, 12]).grammar
 
 
+class Pydantic:
+    """A stand-in for a model of pydantic, which this package does not need."""
+
+    def model_json_schema(self):
+        """Never called."""
+        raise NotImplementedError
+
+
 def nested(depth):
     """A schema with that many objects in each other."""
     schema = {}
@@ -82,6 +91,10 @@ def nested(depth):
         ({"choice": "ab"}, "choice is 'ab'"),
         ({"choice": ["a", ""]}, "non-empty strings"),
         ({"json": "{"}, "not JSON"),
+        ({"json": Pydantic}, r"must be a JSON schema, so pass Pydantic.model_json_schema\(\)$"),
+        ({"json": Pydantic()}, r"so pass Pydantic.model_json_schema\(\)$"),
+        ({"json": int}, "json is <class 'int'>, which is not JSON"),
+        ({"regex": re.compile("a")}, "it must be a string, its .pattern$"),
         ({"json": {"enum": {3}}}, "not JSON"),
         ({"json": "[]"}, "a schema, which is an object"),
         ({"json": True}, "a schema, which is an object"),

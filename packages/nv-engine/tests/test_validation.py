@@ -1,5 +1,6 @@
 """What a model makes of parameters that are right by themselves."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,13 @@ from nv_engine.params import SamplingParams
 from nv_engine.validation import check_params, plain_prompt
 
 FACTS = ModelFacts(vocab_size=40, eos_token_ids=(1,), max_model_len=64, num_blocks=8, block_size=16)
+
+
+@pytest.fixture(scope="module")
+def checkpoint_engine(checkpoint: Path) -> Iterator[Engine]:
+    engine = Engine(EngineConfig(model=str(checkpoint), dtype="float32"))
+    yield engine
+    engine.close()
 
 
 def words(*ids: int) -> list[list[int]]:
@@ -83,6 +91,11 @@ def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
         engines[0].add("a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^params is None: it must be a SamplingParams"):
         engines[0].add_list([EngineRequest([5], params), EngineRequest([5], None)])  # type: ignore[arg-type]
+    for ids in ((9, 9), (None, 0)):  # None: the next free one, which is 0
+        with pytest.raises(
+            ValueError, match=r"prompt 1: request_id is .* an earlier request of this"
+        ):
+            engines[0].add_list([EngineRequest([5], params, request_id=each) for each in ids])
     assert not engines[0].has_unfinished
     found = []
     for engine in engines:
@@ -94,3 +107,22 @@ def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
         engine.close()
     assert found[0] == found[1]
     assert len(found[0]) == 8
+
+
+@pytest.mark.parametrize("wrong", [None, 5, EngineRequest([5], SamplingParams())])
+def test_16_a_list_of_requests_is_a_list(checkpoint_engine: Engine, wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"^requests is .*: it must be a list of EngineRequests$"):
+        checkpoint_engine.add_list(wrong)  # type: ignore[arg-type]
+
+
+def test_16_an_abort_is_of_one_id(checkpoint_engine: Engine) -> None:
+    for ids, named in ((([1, 2],), "request_id"), ((1, [0]), "index")):
+        with pytest.raises(TypeError, match=rf"^{named} is .*: it must be one id, so call once"):
+            checkpoint_engine.abort(*ids)  # type: ignore[arg-type]
+    assert checkpoint_engine.abort(77) == []
+
+
+@pytest.mark.parametrize("wrong", [None, {"model": "demo"}, "demo"])
+def test_16_an_engine_is_made_of_a_config(wrong: object) -> None:
+    with pytest.raises(TypeError, match=r"^config is .*: it must be an EngineConfig$"):
+        Engine(wrong)  # type: ignore[arg-type]

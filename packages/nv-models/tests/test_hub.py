@@ -135,3 +135,8 @@ def test_16_a_branch_of_the_cache_without_a_commit(monkeypatch, cache, content, 
         ValueError, match=r"refs/main holds b'.*': it must be a commit's id; delete"
     ):
         resolve("org/name")
+
+
+def test_16_a_revision_that_is_too_long():
+    with pytest.raises(ValueError, match=r"^revision is 'v{199}… \(300 characters\): .* most 255$"):
+        resolve("org/name", revision="v" * 300)

@@ -30,6 +30,16 @@ def test_path_that_is_not_there(name, tmp_path, monkeypatch):
         ("", ValueError, "the model's name is empty: it must be a folder"),
         (5, TypeError, "the model is 5: it must be a folder"),
         (None, TypeError, "the model is None: it must be a folder"),
+        (
+            "a" * 5000,
+            ValueError,
+            r"name is 'aaa.{0,250}, which cannot be a path \(File name too long",
+        ),
+        ("/" + "a" * 300 + ".gguf", ValueError, "which cannot be a path .*: give another"),
+        ("a/" * 3000, ValueError, "which cannot be a path"),
+        ("a\0b", ValueError, "which cannot be a path .*null"),
+        ("\ud800", ValueError, "which cannot be a path .*surrogates not allowed"),
+        ("~no-such-user/m", ValueError, "which cannot be a path .*home directory"),
     ],
 )
 def test_what_is_no_name(name, error, message):

@@ -428,9 +428,7 @@ def test_16_an_end_of_zeros_is_refused(edited, name, options):
 
 def test_16_zeros_that_a_checkpoint_may_hold(edited, tiny_model, tmp_path):
     def all_but_one(tensors):
-        values = tensors["lm_head.weight"].flatten()
-        values[:-1].zero_()
-        values[-1] = 1.0
+        tensors["lm_head.weight"][:, :-1].zero_()
 
     load_model(edited(all_but_one))
     folder = shutil.copytree(tiny_model("Gemma3"), tmp_path / "gemma")
@@ -448,6 +446,39 @@ def test_16_zeros_within_the_layers_are_warned_of(edited, name):
     )
     with pytest.warns(UserWarning, match=sentence):
         load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("model.layers.0.self_attn.o_proj.weight", 0.5, 1),
+        ("model.layers.1.mlp.down_proj.weight", 0.25, 0.5),
+        ("model.layers.1.mlp.gate_proj.weight", 0.99, 1),
+        ("model.embed_tokens.weight", 0.4, 1),
+    ],
+)
+def test_16_a_matrix_that_is_zeros_in_part_is_warned_of(edited, name, first, last):
+    def cut(tensors):
+        rows = len(tensors[name])
+        start, end = int(rows * first), int(rows * last)
+        tensors[name][start:end].zero_()
+        counts.append(f"{end - start} of {rows} rows of {name}")
+
+    counts = []
+    folder = edited(cut)
+    with pytest.warns(UserWarning, match=f"{folder}: all zeros, .*; download or") as caught:
+        load_model(folder)
+    assert [counts[0] in str(each.message) for each in caught] == [True]
+
+
+def test_16_a_table_may_end_in_rows_of_zeros(edited):
+    """The ids from there on have no token, and so no training."""
+
+    def padded(tensors):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name][-len(tensors[name]) // 3 :].zero_()
+
+    load_model(edited(padded))
 
 
 def test_16_the_zeros_at_the_end_of_a_gguf_file(tiny_checkpoint, write_gguf, tmp_path):

@@ -1,16 +1,17 @@
-"""Arguments: vLLM's arguments and members that `LLM` and its methods do not have.
+"""Arguments: vLLM's arguments that `LLM`, `AsyncLLM` and their methods do not have.
 
-Owns the tables (`nv_engine.names` raises and warns by that of arguments), and the checks that
-several methods share.
+Owns the tables (`nv_engine.names` raises and warns by them), and the checks that several methods
+share.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import TypeAlias
 
-from nv_engine import EngineConfig, SamplingParams
+from nv_engine import EngineConfig, PoolingParams, SamplingParams
 from nv_engine.names import ForeignNames
-from nv_engine.sampling_names import ADVICE, BEAM_SEARCH, INSTEAD, OF_CALLS, RENAMED
+from nv_engine.sampling_names import ADVICE, INSTEAD, OF_CALLS, RENAMED
+from nv_engine.values import shown, whole
 
 SAMPLING = {each.name: "SamplingParams" for each in fields(SamplingParams)}
 """Values of a request that its parameters take."""
@@ -73,34 +74,29 @@ VLLM_NAMES = ForeignNames(
         "truncate_prompt_tokens": "cut the prompt's token ids yourself, as ids[-k:]",
     },
 )
-
-WEIGHTS = "the engine owns the model: read its weights from the checkpoint's files"
-STEPS = "the LLM itself has add_request, step, is_finished and abort_request"
-MEMORY = "close() frees the memory; make the LLM anew when you need it again"
-PROFILER = "run the script under a profiler, such as nsys or torch.profiler"
-
-VLLM_MEMBERS: Mapping[str, str] = {
-    "apply_model": WEIGHTS,
-    "beam_search": BEAM_SEARCH,
-    "collective_rpc": WEIGHTS,
-    "default_sampling_params": "call get_default_sampling_params()",
-    "enqueue": STEPS,
-    "get_world_size": "it is the tensor_parallel_size that you passed to LLM",
-    "llm_engine": STEPS,
-    "model_config": "read the config.json of the model",
-    "preprocess_chat": "call chat, or get_tokenizer().apply_chat_template",
-    "reset_mm_cache": "prompts are text or token ids",
-    "set_tokenizer": "pass tokenizer=… to LLM",
-    "sleep": MEMORY,
-    "start_profile": PROFILER,
-    "stop_profile": PROFILER,
-    "wait_for_completion": STEPS,
-    "wake_up": MEMORY,
-}
-"""vLLM's methods and attributes of `LLM` that ours does not have, and what there is instead."""
-
+POOLING_NAMES = replace(
+    VLLM_NAMES,
+    elsewhere=OPTIONS | {each.name: "PoolingParams" for each in fields(PoolingParams)},
+)
+"""The same for the methods that pool."""
 
 ParamsLike: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
+
+
+def plain_name(name: str | int) -> str | int:
+    """The name that a user gives a request.
+
+    Raises:
+        TypeError: neither a str nor an integer.
+        ValueError: an empty str.
+    """
+    if isinstance(name, str) and name:
+        return name
+    if isinstance(name, str):
+        raise ValueError("request_id is empty: give at least one character, or leave it out")
+    if (number := whole(name)) is None:
+        raise TypeError(f"request_id is {shown(name)}: it must be one id, a str or an integer")
+    return number
 
 
 def refuse_lora(lora_request: object) -> None:

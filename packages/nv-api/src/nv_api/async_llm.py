@@ -12,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
 from nv_engine.log import LOGGER
 from nv_engine.values import one_id, shown
 
 from nv_api import options as keywords
-from nv_api.arguments import VLLM_NAMES, params_list
+from nv_api.arguments import POOLING_NAMES, VLLM_NAMES, params_list, plain_name
+from nv_api.chat_check import check_given
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
 from nv_api.host.client import HostClient
 from nv_api.host.frames import (
@@ -37,6 +38,7 @@ from nv_api.host.frames import (
     Stop,
 )
 from nv_api.host.process import HostProcess
+from nv_api.members import OF_ASYNC_LLM, missing
 from nv_api.one_process import OneProcess
 from nv_api.outputs import RequestOutput
 from nv_api.pooled_request import PooledRequest
@@ -138,6 +140,26 @@ class AsyncLLM(OneProcess):
         return self._facts is not None and self.loss is None
 
     @property
+    def is_running(self) -> bool:
+        """Whether nothing is lost yet, which vLLM calls so; `is_ready` also waits for the model."""
+        return self.loss is None
+
+    @property
+    def errored(self) -> bool:
+        """Whether nothing runs any more (`loss` has the reason), as vLLM's."""
+        return self.loss is not None
+
+    @property
+    def dead_error(self) -> EngineDead:
+        """The error that a request gets once nothing runs any more, as vLLM's."""
+        return EngineDead(self.loss or "the engine runs")
+
+    @VLLM_NAMES.arguments_of
+    async def check_health(self) -> None:
+        """Raise EngineDead if nothing runs any more; as vLLM's, which a probe of a server calls."""
+        self._check_alive()
+
+    @property
     def facts(self) -> ModelFacts:
         """The loaded model's numbers; raises RuntimeError before `ready`."""
         if self._facts is None:
@@ -191,7 +213,8 @@ class AsyncLLM(OneProcess):
         Args:
             prompt: as one of `LLM.generate`.
             sampling_params: None: the checkpoint's recommendation.
-            request_id: a name for `abort` and for the outputs, that no request in flight has.
+            request_id: a str or an int, for `abort` and for the outputs, that no request in flight
+                has.
 
         Yields:
             The request so far, whenever there is more of it; the last one is finished.
@@ -240,12 +263,14 @@ class AsyncLLM(OneProcess):
             chat_template_kwargs=chat_template_kwargs,
             chat_template_content_format=chat_template_content_format,
         )
+        await self._prepare()
+        check_given(chat_template, self.text)
         prompt = await self.chat_prompt(messages, rendering)
         async with aclosing(self._outputs(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
 
-    @VLLM_NAMES.arguments_of
+    @POOLING_NAMES.arguments_of
     async def encode(
         self,
         prompt: PromptLike,
@@ -409,6 +434,12 @@ class AsyncLLM(OneProcess):
         self._fail_all()
         self._texts.shutdown(wait=False, cancel_futures=True)
 
+    if not TYPE_CHECKING:  # a type checker must report unknown names itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise an AttributeError that names what there is in place of a member of vLLM's."""
+            raise missing(self, name, OF_ASYNC_LLM)
+
     async def __aenter__(self) -> "AsyncLLM":
         await self.ready()
         return self
@@ -434,8 +465,8 @@ class AsyncLLM(OneProcess):
         self, prompt: TokenPrompt, params: SamplingParams | PoolingParams, name: str | int | None
     ) -> AsyncIterator[RequestStream]:
         """A request under the user's name for it; it is aborted where the reader leaves."""
-        if name is not None and one_id("request_id", name) in self._names:
-            raise ValueError(f"request_id is {name!r}: a request in flight has that id")
+        if name is not None and plain_name(name) in self._names:
+            raise ValueError(f"request_id is {shown(name)}: a request in flight has that id")
         try:
             async with await self._submit(prompt, params, name) as stream:
                 yield stream

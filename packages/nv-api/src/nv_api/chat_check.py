@@ -34,6 +34,12 @@ TEXTS = ("Hello", "What is 2 + 2?")
 """Two texts, of which a template that reads messages makes two prompts."""
 ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
 
+GIVEN, GIVEN_ADVICE = "the chat_template of this call", "correct it, or leave it out"
+CUT = (
+    "{} writes {}, which the vocabulary does not have as single tokens: if the model was not "
+    "trained with such words cut into several tokens, {}"
+)
+
 
 class _Rendered(NamedTuple):
     """A conversation's roles, and the text that a template made of it."""
@@ -97,6 +103,34 @@ def check_chat(tokenizer: Tokenizer, source: Path | str) -> None:
             _check(template, f"{start} {source}", tokenizer)
 
 
+def check_given(template: str | None, tokenizer: Tokenizer | None) -> None:
+    """Check a template that a call gives in place of the tokenizer's; warn of each only once.
+
+    Args:
+        template: may be None, the name of one of the tokenizer's, or not Jinja, which rendering it
+            reports.
+        tokenizer: remembers the templates that were checked.
+
+    Warns:
+        UserWarning: as `check_chat`, also where that raises, as the call may have what the template
+            prints (tool calls alone). Not that it fails on a user's message: the call itself raises
+            if it fails on its messages.
+    """
+    if template is None or tokenizer is None or not ("{{" in template or "{%" in template):
+        return
+    if tokenizer.is_checked(template):
+        return
+    try:
+        faults = template_faults(template, GIVEN, GIVEN_ADVICE)
+    except ValueError as error:
+        faults = [str(error)]
+    if words := _cut_words(_rendered(template)[0], tokenizer):
+        faults.append(CUT.format(GIVEN, ", ".join(first_few(words)), GIVEN_ADVICE))
+    tokenizer.note_checked(template)
+    for fault in faults:
+        warn_user(fault)
+
+
 def _check(template: str, subject: str, tokenizer: Tokenizer) -> None:
     """Check one template; `subject` is its name in messages."""
     done, error = _rendered(template)
@@ -105,11 +139,7 @@ def _check(template: str, subject: str, tokenizer: Tokenizer) -> None:
     for fault in template_faults(template, subject, ADVICE):
         warn_user(fault)
     if words := _cut_words(done, tokenizer):
-        warn_user(
-            f"{subject} writes {', '.join(first_few(words))}, which the vocabulary does not have "
-            "as single tokens: if the model was not trained with such words cut into several "
-            f"tokens, {ADVICE}"
-        )
+        warn_user(CUT.format(subject, ", ".join(first_few(words)), ADVICE))
 
 
 def template_faults(template: str, subject: str, advice: str) -> list[str]:

@@ -12,6 +12,8 @@ from nv_engine.values import shown
 from nv_models.fields import read_json
 from nv_models.missing import why_missing
 
+from nv_api.bounded_template import compiled
+
 ADVICE = "correct it there, or give the place of another tokenizer with tokenizer=…"
 Templates: TypeAlias = str | dict[str, str] | None
 """One template, several by name ("default", "tool_use", ...), or None."""
@@ -73,13 +75,11 @@ def check_templates(templates: Templates, source: Path | str, advice: str = ADVI
     Raises:
         ValueError: one is not Jinja.
     """
-    from transformers.utils import chat_template_utils  # noqa: PLC0415  # seconds to import
-
     named = templates if isinstance(templates, dict) else {"default": templates}
     for name, text in named.items():
         try:
             if text:
-                chat_template_utils._compile_jinja_template(text)  # as vLLM does
+                compiled(text)
         except TemplateSyntaxError as error:
             which = "" if name == "default" else f" {name!r}"
             raise ValueError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from jinja2 import TemplateError
 from nv_engine.values import boolean, one_of, shown
 
+from nv_api.bounded_template import rendered
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
 from nv_api.probe import TEMPLATE_ERRORS, form_of
@@ -149,18 +150,17 @@ def _render(
         )
     shaped = [{**each, "content": in_form(each["content"], form)} for each in conversation]
 
+    variables = {
+        "tools": tools,
+        "documents": None,
+        "add_generation_prompt": rendering.add_generation_prompt,
+        **backend.special_tokens_map,
+        **(rendering.chat_template_kwargs or {}),
+    }
+
     def apply(messages: list[dict[str, Any]]) -> str:
         with _template_errors():
-            text = backend.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=template,
-                add_generation_prompt=rendering.add_generation_prompt,
-                tokenize=False,
-                **(rendering.chat_template_kwargs or {}),
-            )
-        assert isinstance(text, str)
-        return text
+            return rendered(template, {"messages": messages, **variables})
 
     return continued(shaped, apply) if rendering.continue_final_message else apply(shaped)
 
@@ -180,7 +180,12 @@ def _template_errors() -> Iterator[None]:
 
 
 def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -> None:
-    """Check that `chat_template_kwargs` has no argument of transformers' renderer."""
+    """Check that `chat_template_kwargs` has no argument of transformers' renderer.
+
+    Raises:
+        ValueError: a name that is one.
+        TypeError: documents of another type.
+    """
     taken = {"messages", *inspect.signature(backend.apply_chat_template).parameters} - {"documents"}
     for name in given:
         if not isinstance(name, str) or name in taken:
@@ -188,6 +193,12 @@ def _check_names(backend: "PreTrainedTokenizerBase", given: Mapping[str, Any]) -
                 f"chat_template_kwargs has {shown(name)}, which is not a variable of the template: "
                 "remove it, or pass it to chat itself if that has it"
             )
+    documents = given.get("documents") or []
+    if not isinstance(documents, list | tuple) or not all(isinstance(d, dict) for d in documents):
+        raise TypeError(
+            f"chat_template_kwargs has the documents {shown(documents)}: they must be a list of "
+            "dicts, such as {'title': …, 'text': …}"
+        )
 
 
 def _conversation(conversation: object) -> Sequence[Any]:

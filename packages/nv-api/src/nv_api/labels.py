@@ -15,6 +15,8 @@ from nv_models.fields import read_json
 from tokenizers import AddedToken
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
+DECODER = "added_tokens_decoder"
+"""The key of CONFIG in which newer files list the added tokens by id."""
 EXTRA = ("additional_special_tokens", "extra_special_tokens")
 KEPT = (
     "model_max_length",
@@ -60,7 +62,8 @@ class Labels:
             read_json(folder / name) if (folder / name).exists() else {}
             for name in (CONFIG, NAMES, ADDED)
         )
-        is_older = "added_tokens_decoder" not in config
+        names_place = f"{folder / CONFIG} or {NAMES}"
+        is_older = DECODER not in config
         both = {**config, **names} if is_older else {**names, **config}
         texts = {key: value for key, value in both.items() if key.endswith("_token")}
         extra: list[str] = []
@@ -69,13 +72,13 @@ class Labels:
                 case dict() as named:
                     texts |= named
                 case list() as listed:
-                    extra += [_text(folder, key, token) for token in listed]
+                    extra += [_text(names_place, key, token) for token in listed]
                 case other:
                     raise ValueError(
                         f"{folder / CONFIG}: {key} is {shown(other)}: it must be a list"
                     )
         special = {
-            name: _text(folder, name, token)
+            name: _text(names_place, name, token)
             for name, token in texts.items()
             if token is not None and not isinstance(token, bool)  # add_bos_token is a flag
         }
@@ -83,39 +86,51 @@ class Labels:
             index: {"content": text, "special": text in {*special.values(), *extra}}
             for text, index in added.items()
         }
+        newer, place = config.get(DECODER), f"{folder / CONFIG}: {DECODER}"
+        if not isinstance(newer, Mapping | None):
+            raise ValueError(f"{place} is {shown(newer)}: it must be an object, from ids to tokens")
         return cls(
             special=special,
             extra=tuple(extra),
-            added=_added(folder, config.get("added_tokens_decoder") or older),
+            added=_added(newer, place) if newer else _added(older, str(folder / ADDED)),
             values={key: config[key] for key in KEPT if config.get(key) is not None},
         )
 
 
-def _text(folder: Path, name: str, token: object) -> str:
+def _text(place: str, name: str, token: object) -> str:
     """The text of a token that may be written as a string or as an AddedToken's fields."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise ValueError(
-            f"{folder / CONFIG} or {NAMES}: {name} is {shown(token)}: it must be a text, or an "
-            "object with a text as its content"
+            f"{place}: {name} is {shown(token)}: it must be a text, or an object with a text as "
+            "its content"
         )
     return text
 
 
-def _added(folder: Path, listed: Mapping[Any, Any]) -> dict[int, AddedToken]:
+def _added(listed: Mapping[Any, Any], place: str) -> dict[int, AddedToken]:
     """Added tokens in the order of their ids.
 
+    Args:
+        listed: a text, or an AddedToken's fields, of each id.
+        place: where they are, for errors.
+
     Raises:
-        ValueError: an id that is not an integer.
+        ValueError: an id that is not an integer, a token without a text, or a flag that is none.
     """
     added = {}
     for index, token in listed.items():
         if not str(index).isdecimal():
             raise ValueError(
-                f"{folder / CONFIG} or {ADDED}: an added token has the id {shown(index)}: it must "
-                "be an integer from 0"
+                f"{place}: an added token has the id {shown(index)}: it must be an integer from 0"
             )
-        text = _text(folder, f"added token {index}", token)
+        text = _text(place, f"added token {index}", token)
         flags = {} if isinstance(token, str) else {n: token[n] for n in FLAGS if n in token}
+        for name, flag in flags.items():
+            if not isinstance(flag, bool):
+                raise ValueError(
+                    f"{place}: {name} of added token {index} is {shown(flag)}: it must be true or "
+                    "false"
+                )
         added[int(index)] = AddedToken(text, **flags)
     return dict(sorted(added.items()))

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from nv_engine import SamplingParams
 
-from nv_api.arguments import VLLM_MEMBERS, VLLM_NAMES, ParamsLike, params_list, refuse_lora
+from nv_api.arguments import VLLM_NAMES, ParamsLike, params_list, refuse_lora
+from nv_api.chat_check import check_given
 from nv_api.collector import uncollected
 from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
+from nv_api.members import OF_LLM, missing
 from nv_api.one_process import OneProcess
 from nv_api.outputs import CompletionOutput, RequestOutput
 from nv_api.pooling import PoolingMethods
@@ -113,7 +115,8 @@ class LLM(PoolingMethods, OneProcess):
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
             lora_request: not built yet.
-            chat_template: a Jinja template in place of the tokenizer's own.
+            chat_template: a Jinja template in place of the tokenizer's own. As that is at load, it
+                is rendered once for a warning of what it loses.
             add_generation_prompt: opens the assistant's message.
             continue_final_message: continues the last message instead.
             tools: JSON schemas of functions that the template may list.
@@ -141,6 +144,7 @@ class LLM(PoolingMethods, OneProcess):
         )
         conversations = conversation_list(messages)
         self._session.check_usable()
+        check_given(chat_template, self._tokenizer)
         length = self._session.max_model_len
         prompts = [chat_prompt(self._tokenizer, each, rendering, length) for each in conversations]
         params = self._params_of(sampling_params, len(prompts))
@@ -218,6 +222,7 @@ class LLM(PoolingMethods, OneProcess):
         )
         (conversation,) = conversation_list([messages])
         self._session.check_usable()
+        check_given(chat_template, self._tokenizer)
         prompt = chat_prompt(self._tokenizer, conversation, rendering, self._session.max_model_len)
         (params,) = self._params_of(sampling_params, 1)
         return self._session.stream(prompt, params)
@@ -297,9 +302,7 @@ class LLM(PoolingMethods, OneProcess):
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise an AttributeError that names what there is in place of a member of vLLM's."""
-            if name in VLLM_MEMBERS:
-                raise AttributeError(f"LLM.{name} is not built yet: {VLLM_MEMBERS[name]}")
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise missing(self, name, OF_LLM)
 
     def __enter__(self) -> "LLM":
         return self

@@ -12,7 +12,7 @@ from nv_engine import PoolingParams
 from nv_engine.pooling_params import TASKS
 from nv_engine.values import one_of, shown
 
-from nv_api.arguments import VLLM_NAMES, refuse_lora
+from nv_api.arguments import POOLING_NAMES, refuse_lora
 from nv_api.pooled_request import PooledRequest
 from nv_api.pooling_outputs import (
     ClassificationOutput,
@@ -56,7 +56,7 @@ class PoolingMethods:
     _tokenizer: Tokenizer | None
     _pooler: "PoolerConfig | None"
 
-    @VLLM_NAMES.arguments_of
+    @POOLING_NAMES.arguments_of
     def encode(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -83,7 +83,7 @@ class PoolingMethods:
         )
         return [PoolingRequestOutput(*fields(each, PoolingOutput)) for each in requests]
 
-    @VLLM_NAMES.arguments_of
+    @POOLING_NAMES.arguments_of
     def embed(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -97,7 +97,7 @@ class PoolingMethods:
         requests = self._pool(prompts, pooling_params, use_tqdm, lora_request, "embed", prompt_name)
         return [EmbeddingRequestOutput(*fields(each, EmbeddingOutput)) for each in requests]
 
-    @VLLM_NAMES.arguments_of
+    @POOLING_NAMES.arguments_of
     def classify(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -111,7 +111,7 @@ class PoolingMethods:
             ClassificationRequestOutput(*fields(each, ClassificationOutput)) for each in requests
         ]
 
-    @VLLM_NAMES.arguments_of
+    @POOLING_NAMES.arguments_of
     def reward(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -128,7 +128,7 @@ class PoolingMethods:
         requests = self._pool(prompts, given, use_tqdm, lora_request, "classify")
         return [PoolingRequestOutput(*fields(each, PoolingOutput)) for each in requests]
 
-    @VLLM_NAMES.arguments_of
+    @POOLING_NAMES.arguments_of
     def score(  # noqa: PLR0917  # vLLM's order
         self,
         data_1: PromptLike | Sequence[PromptLike],

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from jinja2 import TemplateError
 
+from nv_api import bounded_template
 from nv_api.content import in_form
 from nv_api.template import NUM_TEMPLATES, ContentForm, content_form
 
@@ -17,6 +18,7 @@ TEMPLATE_ERRORS = (
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     RuntimeError,
     TypeError,
     ValueError,
@@ -80,13 +82,10 @@ def rendered(
     Raises:
         TemplateError, or one of TEMPLATE_ERRORS: the template refuses them.
     """
-    from transformers.utils import chat_template_utils  # noqa: PLC0415  # seconds to import
-
-    compiled = chat_template_utils._compile_jinja_template(template)
-    text: str = compiled.render(
-        messages=messages, add_generation_prompt=add_generation_prompt, **VARIABLES
+    return bounded_template.rendered(
+        template,
+        {"messages": messages, "add_generation_prompt": add_generation_prompt, **VARIABLES},
     )
-    return text
 
 
 def conversation_of(

@@ -17,9 +17,10 @@ from nv_models.byte_level import BYTE_OF_CHARACTER
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.hub import download
 from nv_models.locate import TOKENIZER_FILES
-from nv_models.missing import why_missing
+from nv_models.missing import path_of, why_missing
 from nv_models.turns import TOKENIZERS
 
+from nv_api.bounded_template import NUM_TEMPLATES
 from nv_api.chat_templates import check_templates
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from nv_api.token_bound import TokenBound
@@ -73,7 +74,7 @@ def load_tokenizer(
     """
     if mode not in MODES:
         raise NotImplementedError(f"tokenizer_mode={mode!r} is not built yet: use 'auto'")
-    path = Path(source).expanduser()
+    path = path_of(source, "tokenizer")
     if not path.is_dir():
         if not HUB_NAME.fullmatch(str(source)):
             raise FileNotFoundError(
@@ -270,6 +271,7 @@ class Tokenizer:
         self._pieces: dict[bool, _Pieces] = {}
         self._texts: dict[int, str] = {}
         self.word_ids = lru_cache(NUM_WORDS)(self._word_ids)
+        self._checked_templates: set[str] = set()
 
     @property
     def num_ids(self) -> int:
@@ -302,6 +304,16 @@ class Tokenizer:
         encoded = self.backend(firsts, seconds, verbose=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
+
+    def is_checked(self, template: str) -> bool:
+        """Whether a call's chat template was checked with this tokenizer."""
+        return template in self._checked_templates
+
+    def note_checked(self, template: str) -> None:
+        """Remember that a call's chat template was checked; of many, the newest are kept."""
+        if len(self._checked_templates) >= NUM_TEMPLATES:
+            self._checked_templates.clear()
+        self._checked_templates.add(template)
 
     def token_text(self, token_id: int) -> str:
         """A token's own text; a replacement character if the token is part of a character."""

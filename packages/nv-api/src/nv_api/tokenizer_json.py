@@ -5,6 +5,7 @@ tokenizer.json and build the rest of the pipeline themselves; with a wrong class
 is garbled. Here the pipeline stays as it is, and the other files only give names.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from nv_models.byte_level import BYTE_OF_CHARACTER, TEXT_CHARACTERS
 from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 
 from nv_api.chat_templates import template_of
 from nv_api.labels import Labels
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
 JSON = "tokenizer.json"
 PROBE = "hi there\n é"
 """Cut and made again: a space, a line's end, and a character of two bytes."""
+NAME = re.compile(r"<.*>|\[.*\]")
+"""A word that stands for something else than its text, as <unused7> and <0x0A>: no merge makes it.
+"""
+LEAST_WORDS, MOST_WORDS = 16, 256
+"""Words of a vocabulary whose merges are tried; fewer than the first may be anything."""
+LEAST_MADE = 0.9
+"""Share of them that the merges of every known tokenizer make: SmolLM2's make all."""
 BYTE_LEVEL = {byte: letter for letter, byte in BYTE_OF_CHARACTER.items()}
 
 
@@ -39,8 +48,8 @@ def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
         Exception: the tokenizers library's own, for a damaged tokenizer.json.
 
     Warns:
-        UserWarning: a named special token that tokenizer.json does not have, or a byte-level
-            vocabulary without a byte of plain text.
+        UserWarning: a named special token that tokenizer.json does not have, a byte-level
+            vocabulary without a byte of plain text, or merges that do not make its words.
     """
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415  # seconds to import
 
@@ -73,10 +82,11 @@ def _read(file: Path) -> Tokenizer:
     words = Tokenizer.from_file(str(file))
     words.no_truncation()
     words.no_padding()
-    _check_vocabulary(words, file)
-    _check_round_trip(words, file)
     if getattr(words.model, "dropout", None):  # for training: each call would cut anew
         words.model.dropout = None
+    _check_vocabulary(words, file)
+    _check_round_trip(words, file)
+    _check_merges(words, file)
     return words
 
 
@@ -125,6 +135,39 @@ def _check_round_trip(words: Tokenizer, file: Path) -> None:
             f"{file} has a byte-level vocabulary, and cuts {PROBE!r} so that it becomes {text!r}: "
             "its pre_tokenizer and its decoder must both be byte-level"
         )
+
+
+def _check_merges(words: Tokenizer, file: Path) -> None:
+    """Check that the merges of a BPE make the words of its vocabulary again, in a sample of them.
+
+    Each word of a trained vocabulary was made by a merge, so nearly all are; with merges that are
+    lost or in another order, texts are cut into other tokens than those the model was trained with.
+
+    Raises:
+        ValueError: none is made.
+
+    Warns:
+        UserWarning: fewer than LEAST_MADE of them are.
+    """
+    model = words.model
+    if not isinstance(model, BPE) or model.end_of_word_suffix or model.continuing_subword_prefix:
+        return
+    added = {token.content for token in words.get_added_tokens_decoder().values()}
+    vocabulary = words.get_vocab(with_added_tokens=False)
+    words_of_it = [w for w in vocabulary if len(w) > 1 and w not in added and not NAME.fullmatch(w)]
+    spread = sorted(words_of_it, key=vocabulary.__getitem__)[:: 1 + len(words_of_it) // MOST_WORDS]
+    sample = [word for word in spread if vocabulary.keys() >= set(word)]  # of letters that it has
+    count = sum(len(model.tokenize(word)) == 1 for word in sample)
+    if len(sample) < LEAST_WORDS or count >= LEAST_MADE * len(sample):
+        return
+    message = (
+        f"{file}: its merges make {count} of {len(sample)} words of its vocabulary, so that texts "
+        "are cut into other tokens than the model was trained with: merges are missing or in "
+        "another order; download the file again"
+    )
+    if not count:
+        raise ValueError(message)
+    warn_user(message)
 
 
 def _add(words: Tokenizer, added: Mapping[int, AddedToken], folder: Path) -> None:

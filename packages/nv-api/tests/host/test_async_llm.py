@@ -9,6 +9,7 @@ import time
 import pytest
 from nv_api import PoolingParams, SamplingParams, StructuredOutputsParams
 from nv_api.async_llm import AsyncLLM, EngineDead
+from nv_api.members import OF_ASYNC_LLM
 from nv_api.prompts import TokenPrompt
 from scripted_device import EOS, ScriptedDevice
 
@@ -179,6 +180,10 @@ def test_16_a_request_has_its_name_before_the_engine_has_answered(front_end, mon
         (lambda llm: llm.tokenize(None), TypeError, "prompts is None: it must be a list"),
         (lambda llm: llm.abort(["one"]), TypeError, r"request_id is \['one'\]: it must be one id"),
         (lambda llm: anext(llm.generate("a", None, [])), TypeError, "request_id is .*one id"),
+        (lambda llm: anext(llm.generate("a", None, b"x")), TypeError, "is b'x': .* str or an int"),
+        (lambda llm: anext(llm.generate("a", None, True)), TypeError, "is True: .*one id"),
+        (lambda llm: anext(llm.generate("a", None, 1.0)), TypeError, "is 1.0: .*one id"),
+        (lambda llm: anext(llm.generate("a", None, "")), ValueError, "request_id is empty"),
     ],
 )
 def test_16_an_argument_of_a_wrong_type_is_one_sentence(front_end, call, error, message):
@@ -233,6 +238,45 @@ def test_leaving_the_loop_aborts(front_end):
             await outputs.aclose()
             await settled(llm)
             assert llm.num_unfinished == 0
+
+    asyncio.run(main())
+
+
+def test_16_an_iterator_that_is_dropped_or_left_open_frees_its_blocks(front_end, capfd):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.002)) as llm:
+            params = SamplingParams(max_tokens=2000)
+            outputs = llm.generate("abc", params)
+            await anext(outputs)
+            del outputs
+            await settled(llm)
+            assert llm.num_unfinished == 0
+            left_open.append(llm.generate("abc", params, "name"))
+            assert not (await anext(left_open[0])).finished
+
+    left_open = []
+    began = time.monotonic()
+    asyncio.run(main())
+    assert time.monotonic() - began < 4
+    assert capfd.readouterr().err == ""
+
+
+def test_16_vllm_s_members_work_or_name_what_there_is_instead(front_end):
+    async def main():
+        llm = front_end()
+        for name in OF_ASYNC_LLM:
+            with pytest.raises(AttributeError, match=rf"^AsyncLLM.{name} is not built yet: [\w(]"):
+                getattr(llm, name)
+            assert not hasattr(AsyncLLM, name)  # which would hide the sentence
+        with pytest.raises(AttributeError, match="'AsyncLLM' object has no attribute 'gen"):
+            _ = llm.generat
+        assert (llm.is_running, llm.errored) == (True, False)
+        await llm.check_health()
+        await llm.close()
+        assert (llm.is_running, llm.errored) == (False, True)
+        assert str(llm.dead_error) == llm.loss
+        with pytest.raises(EngineDead, match="this AsyncLLM is closed"):
+            await llm.check_health()
 
     asyncio.run(main())
 

@@ -80,7 +80,10 @@ class StructuredOutputsParams:
         for kind in ("regex", "grammar"):
             text = getattr(self, kind)
             if text is not None and not isinstance(text, str):
-                raise ValueError(f"structured_outputs.{kind} is {shown(text)}: it must be a string")
+                raise ValueError(
+                    f"structured_outputs.{kind} is {shown(text)}: it must be a string"
+                    f"{', its .pattern' if isinstance(text, re.Pattern) else ''}"
+                )
         for flag in ("json_object", "disable_any_whitespace"):
             value = getattr(self, flag)
             if value is not None and not isinstance(value, bool):
@@ -110,9 +113,11 @@ class StructuredOutputsParams:
         except RecursionError:
             raise ValueError(_too_deep("more than a thousand")) from None
         except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"structured_outputs.{kind} is {shown(value)}, which is not JSON: {error}"
-            ) from None
+            model = value if isinstance(value, type) else type(value)
+            reason = f", which is not JSON: {error}"
+            if hasattr(model, "model_json_schema"):  # of pydantic
+                reason = f": it must be a JSON schema, so pass {model.__name__}.model_json_schema()"
+            raise ValueError(f"structured_outputs.{kind} is {shown(value)}{reason}") from None
 
     @property
     def _given(self) -> list[str]:

@@ -32,7 +32,8 @@ class ForeignNames:
         unbuilt: those that would change something: the values, besides None and lists of such
             values, that ask for nothing.
         renamed: names of other libraries, and ours.
-        elsewhere: names of values that another class takes, and that class.
+        elsewhere: names of values that another class takes, and that class; they win over
+            `unbuilt`.
         instead: what there is in place of some that are not built, as advice.
         advice: the same for other names, which no keyword here means exactly.
     """
@@ -149,10 +150,13 @@ class ForeignNames:
     ) -> None:
         if name not in self.unbuilt:
             raise TypeError(f"{owner} has no option {name!r}: {self._hint(name, value, ours)}")
-        if not _asks_for_nothing(plain(value), self.unbuilt[name]):
-            raise NotImplementedError(
-                f"{name}={shown(value)} is not built yet: {self._advice_for_unbuilt(name)}"
-            )
+        if _asks_for_nothing(plain(value), self.unbuilt[name]):
+            return
+        if name in self.elsewhere:
+            raise TypeError(f"{owner} has no option {name!r}: {self._hint(name, value, ours)}")
+        raise NotImplementedError(
+            f"{name}={shown(value)} is not built yet: {self._advice_for_unbuilt(name)}"
+        )
 
     def _advice_for_unbuilt(self, name: str) -> str:
         return self.instead.get(name, f"leave {name} out")

@@ -6,7 +6,7 @@ takes a slot.)
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sized
+from collections.abc import Collection, Container, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from operator import index as as_index
 from typing import NamedTuple
@@ -43,6 +43,15 @@ def plain_id(request_id: int) -> int:
         ValueError: it is not an integer, or below 0 or above MAX_ID.
     """
     return integer("request_id", request_id, 0, MAX_ID, hint="or leave it out: the next free one")
+
+
+def check_new(request_id: int, listed: Container[int]) -> None:
+    """Raise ValueError if an id is that of an earlier request of the same list."""
+    if request_id in listed:
+        raise ValueError(
+            f"request_id is {request_id}: an earlier request of this list has that id, so give "
+            "another, or leave it out"
+        )
 
 
 def plain_salt(cache_salt: str | None) -> bytes:

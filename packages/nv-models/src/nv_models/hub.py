@@ -20,6 +20,8 @@ from huggingface_hub.errors import (
 )
 
 COMMIT = re.compile(r"[0-9a-f]{4,40}")
+MOST_CHARACTERS = 255
+"""Of a revision: what a file's name may have."""
 COPIES = ["original/*", "metal/*"]
 """Folders in which Llama's and GPT-OSS's repositories keep the weights in another form."""
 
@@ -32,8 +34,13 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
     Raises:
         FileNotFoundError: neither in the cache nor within reach, or in the cache in part.
         ValueError: a repository or revision that is unknown, gated or refused, a proxy that cannot
-            be used, or a cache that cannot be written or read.
+            be used, a cache that cannot be written or read, or a revision that is too long.
     """
+    if revision is not None and len(revision) > MOST_CHARACTERS:
+        raise ValueError(
+            f"revision is {revision!r:.200}… ({len(revision)} characters): it must be a branch, a "
+            f"tag or a commit, of at most {MOST_CHARACTERS}"
+        )
     try:
         found = Path(
             snapshot_download(

@@ -12,7 +12,7 @@ from pathlib import Path
 from nv_models.checkpoint.gguf.folder import gguf_folder
 from nv_models.checkpoint.gguf.parts import model_name, part_files
 from nv_models.listing import first_few
-from nv_models.missing import why_missing
+from nv_models.missing import path_of, why_missing
 from nv_models.pointer import refuse_pointer
 
 DEMO = "demo"
@@ -44,15 +44,16 @@ def resolve(model: str | Path, revision: str | None = None) -> Path:
         TypeError: neither a text nor a path.
         FileNotFoundError: a path that is not there, or a hub name that is not in the cache while
             offline.
-        ValueError: neither a path nor a hub name; an unknown repository or revision; a folder that
-            holds a .gguf file and no config.json; a Git LFS pointer in place of a file.
+        ValueError: neither a path nor a hub name; a path that cannot be; an unknown repository or
+            revision; a folder that holds a .gguf file and no config.json; a Git LFS pointer in
+            place of a file.
         ImportError: a GGUF file without the `gguf` extra.
     """
     if not isinstance(model, str | Path):
         raise TypeError(f"the model is {model!r}: it must be {FORMS}")
     if not str(model):
         raise ValueError(f"the model's name is empty: it must be {FORMS}")
-    path = Path(model).expanduser()
+    path = path_of(model, "the model's name")
     if path.is_dir():
         refuse_bare_gguf(path)
         refuse_pointers(path)

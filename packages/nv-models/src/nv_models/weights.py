@@ -17,19 +17,14 @@ from nv_models.layers.linear import Linear
 from nv_models.listing import first_few
 from nv_models.quantization.form import DUMMY_STD, FLOATS
 from nv_models.shard import Allocated, Finished, Shard, Sharded
+from nv_models.zeros import AGAIN, Zeros, refuse_zeros, zeros_of
 
-AGAIN = "download or convert it again"
 MOST_PROBLEMS = 20
 """Of a checkpoint that does not fit, so many problems are named and the others counted."""
 HEAD = "lm_head.weight"
-NORM = "norm.weight"
-ENDS = ("embed_tokens", "lm_head", "norm")
-"""Modules without which a model has no use, outside its layers."""
 COMPARED_ROWS = 64
 """Of two tables that should be one: enough, as tables that were trained apart differ everywhere.
 """
-SEEN_VALUES = 64
-"""Along each dimension of a tensor that may be all zeros, before all of it is read."""
 KNOWN_EXTRAS = ("rotary_emb.inv_freq", HEAD, "decoder.version")
 """Old files keep the rotary frequencies or a number of their format, and tied models, where no head
 is wanted, a copy of the embedding as head."""
@@ -100,18 +95,18 @@ def load_weights(model: CausalLM, outline: CausalLM, checkpoint: Checkpoint, ran
 
     Warns:
         UserWarning: the files hold another head than the embedding, which the model ties, or
-            other matrices that are all zeros.
+            other matrices that are zeros, whole or in part.
     """
     refuse_misfit(list_shards(outline), checkpoint)
     has_offset = bool(model.config.norm_kind.offset)
-    zeros: list[str] = []
+    zeros: list[Zeros] = []
 
     def fill(name: str, module: nn.Module) -> None:
         shards = [shard for shard in shards_of(name, module) if shard.target.numel()]
         for shard in shards:
             checkpoint.copy(shard.source, shard.dim, shard.start, shard.target)
         if rank == 0:
-            zeros.extend(sources_of_zeros(shards, has_offset=has_offset))
+            zeros.extend(zeros_of(shards, has_offset=has_offset))
 
     make_modules(model, fill)
     if rank == 0:
@@ -157,52 +152,6 @@ def _fits(stored: torch.dtype, wanted: torch.dtype) -> bool:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def sources_of_zeros(shards: list[Shard], *, has_offset: bool) -> list[str]:
-    """The tensors whose shards are all zeros, as an interrupted download leaves them.
-
-    Biases may be zeros, norms that multiply by 1 + weight (`has_offset`), and codes, whose scales
-    are looked at. Some values are read, and if these are zeros, all.
-    """
-    looked_at = [
-        shard
-        for shard in shards
-        if shard.target.dtype in FLOATS
-        and not shard.source.endswith("bias")
-        and not (has_offset and shard.source.endswith(NORM))
-    ]
-    if not looked_at:
-        return []
-    are_filled = torch.stack([some_values(shard.target).any() for shard in looked_at]).tolist()
-    pairs = zip(looked_at, are_filled, strict=True)
-    suspects = [shard for shard, is_filled in pairs if not is_filled]
-    return [shard.source for shard in suspects if not shard.target.any()]
-
-
-def refuse_zeros(sources: list[str], checkpoint: Checkpoint) -> None:
-    """Raise ValueError if the embedding, the head or the last norm is all zeros; warn of others.
-
-    An interrupted download leaves zeros in a file of the right size. Other matrices are zeros in a
-    few models that are meant to be so.
-    """
-    if not sources:
-        return
-    zeros = [checkpoint.name_in_file(source) for source in dict.fromkeys(sources)]
-    message = (
-        f"{checkpoint.place}: all zeros, as an interrupted download leaves them, are "
-        f"{', '.join(first_few(zeros))}; {AGAIN}"
-    )
-    modules = [source.rpartition(".")[0] for source in sources if ".layers." not in source]
-    if any(module.endswith(ENDS) for module in modules):
-        raise ValueError(message)
-    warnings.warn(f"{message}, unless the model is meant to be so", stacklevel=2)
-
-
-def some_values(values: torch.Tensor) -> torch.Tensor:
-    """At most SEEN_VALUES indices of each dimension: a view."""
-    steps = (-(-size // SEEN_VALUES) for size in values.shape)
-    return values[tuple(slice(None, None, step) for step in steps)]
 
 
 def warn_of_another_head(model: nn.Module, checkpoint: Checkpoint) -> None:
