@@ -236,6 +236,31 @@ def test_b25_a_special_token_that_the_grammar_names_may_end_it(sentence_piece):
     assert not mask(1) >> 1 & 1  # <s>, in the middle
 
 
+@pytest.mark.parametrize(
+    ("grammar", "text", "num_tokens"),
+    [
+        ("start: <|endoftext|>", "", 1),
+        ('start: "a" <|endoftext|>', "a", 2),
+        (f'start: "a" <[{EOS}]>', "a", 2),
+        ('start: <|im_start|> "a"', "a", 3),
+    ],
+)
+def test_16_a_grammar_may_name_the_eos_as_its_end(llm, grammar, text, num_tokens):
+    asked = StructuredOutputsParams(grammar=grammar)
+    (output,) = run(llm, "a", SamplingParams(max_tokens=5, structured_outputs=asked))
+    (completion,) = output.outputs
+    assert (completion.text, completion.finish_reason) == (text, "stop")
+    assert len(completion.token_ids) == num_tokens
+    assert completion.token_ids[-1] == EOS
+
+
+def test_16_an_eos_in_the_middle_of_a_grammar_is_named(llm):
+    asked = StructuredOutputsParams(grammar='start: "a" <|endoftext|> "b"')
+    with pytest.warns(UserWarning, match="EOS out of the middle of the grammar"):
+        (output,) = run(llm, "a", SamplingParams(max_tokens=5, structured_outputs=asked))
+    assert output.outputs[0].finish_reason == "error"
+
+
 @pytest.mark.parametrize("num_choices", [1999, 2000, 20000])
 def test_b14_thousands_of_choices(llm, num_choices):
     choices = [f"item {i}" for i in range(num_choices)]
@@ -296,6 +321,7 @@ DOUBLING = "".join(f"E{i}: E{i + 1} E{i + 1}\n" for i in range(25)) + 'E25: "a"\
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"grammar": "start: <[999999]>"}, "names a token id past the vocabulary: give a smaller"),
         ({"regex": "(?=a)b"}, "look-around, including"),
         ({"regex": r"(a)\1"}, "backreferences are not supported"),
         ({"regex": r"\bfoo"}, "anchors inside are not supported"),

@@ -31,10 +31,13 @@ COMPILE_SECONDS = 5.0
 """Longest time of a compile; other Python threads run meanwhile."""
 STACK_BYTES = 1 << 28
 """Stack of a compile: llguidance recurses, with up to 8 KiB per nested rule."""
+NAMED = b"\xff"
+"""What llguidance puts before a token that a grammar names: no text has this byte."""
 MASK_SECONDS = 0.5
 """Most CPU time of one mask, or of one accepted token."""
 
 _REASONS = {
+    "Token range end too large": "it names a token id past the vocabulary: give a smaller one",
     "NoExtensionBias": "no text fits from here on",
     "retriever does not fetch": "it has a $ref or $schema to another document: put that under "
     "$defs, and refer to it with #/$defs/…",
@@ -334,7 +337,7 @@ class GrammarMatcher:
             return bytes(bits)
         self._fault = (
             "every token that fits ends the text (EOS, stop_token_ids), and the grammar does not "
-            "end here: take it out of stop_token_ids"
+            "end here: take it out of stop_token_ids, or EOS out of the middle of the grammar"
         )
         return fitting
 
@@ -361,9 +364,11 @@ class GrammarMatcher:
         """The mask of the one token that may come next.
 
         If the next text is that of an added token (`<think>`), llguidance allows this token and
-        then rejects it: the mask then has the first of the plain tokens that spell the text.
+        then rejects it: the mask then has the first of the plain tokens that spell the text. A
+        token that the grammar names stays, also EOS, which llguidance calls invalid and takes.
         """
-        must_come = self._matcher.compute_ff_bytes().decode(errors="ignore")
+        text = self._matcher.compute_ff_bytes()
+        must_come = "" if text.startswith(NAMED) else text.decode(errors="ignore")
         if must_come and not self._matcher.validate_tokens([token]):
             token = self._grammar.tokenizer.greedy_tokenize(must_come)[0]
         return 1 << token
