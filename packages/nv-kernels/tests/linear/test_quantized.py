@@ -217,8 +217,9 @@ def test_floats_as_fp8(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_token_alone_is_bitwise_itself_in_a_batch(name, dtype, records):
-    weight = nk.arithmetic("batch_invariant").quantized(records[name])
+@pytest.mark.parametrize("make", [nk.reference, nk], ids=["definition", "device"])
+def test_a_token_alone_is_bitwise_itself_in_a_batch(make, name, dtype, records):
+    weight = make.batch_invariant_quantized_weight(records[name])
     x = draw(33, 256, seed=4).to(dtype)
     norm = torch.nn.RMSNorm(256, 1e-6, dtype=dtype).requires_grad_(requires_grad=False)
     whole = weight.linear(x)

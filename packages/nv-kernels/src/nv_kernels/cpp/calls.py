@@ -20,8 +20,11 @@ _CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE, _SIZE)  # k, v, three strides
 SIGNATURES = {
     "linear": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
     "linear_tiles": (*[_POINTER] * 4, *[_SIZE] * 3, _INT),
+    "linear_quantized": (*[_POINTER] * 4, _SIZE, _INT),
     "norm_linear": (*[_POINTER] * 5, _FLOAT, *[_POINTER] * 2, _SIZE, _INT),
     "norm_gated_linear": (*[_POINTER] * 5, _FLOAT, *[_POINTER] * 2, _SIZE, _INT),
+    "norm_linear_quantized": (*[_POINTER] * 5, _FLOAT, *[_POINTER] * 2, _SIZE, _INT),
+    "norm_gated_linear_quantized": (*[_POINTER] * 5, _FLOAT, *[_POINTER] * 2, _SIZE, _INT),
     "route": (*[_POINTER] * 3, *[_SIZE] * 3, _INT, _INT),
     "experts": (
         *(*[_POINTER] * 4, *[_SIZE] * 4, *[_FLOAT] * 3, *[_POINTER] * 4, *[_SIZE] * 2, _INT),

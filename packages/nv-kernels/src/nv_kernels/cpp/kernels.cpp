@@ -27,20 +27,31 @@ LINEAR(linear_tiles, bf16, float, bf16_fp32)
 
 int may_use_tiles_bf16() { return may_use_tiles(); }
 
-#define NORM_LINEAR(T, name)                                                                      \
-    void norm_linear_##name(const Matrix<T>* by, const T* bias, const T* x, const T* residual,    \
+#define LINEAR_QUANTIZED(T, O, name)                                                              \
+    void linear_quantized_##name(const Quantized* by, const T* x, const T* bias, O* out,          \
+                                 int64_t num_rows, int threads) {                                 \
+        linear_quantized(*by, x, bias, out, num_rows, threads);                                   \
+    }
+LINEAR_QUANTIZED(float, float, fp32_fp32)
+LINEAR_QUANTIZED(bf16, bf16, bf16_bf16)
+LINEAR_QUANTIZED(bf16, float, bf16_fp32)
+
+#define NORM_LINEAR(op, By, T, name)                                                              \
+    void norm_##op##_##name(const By* by, const T* bias, const T* x, const T* residual,           \
                             const T* norm, float eps, T* total, T* out, int64_t num_tokens,       \
                             int threads) {                                                        \
         norm_linear(*by, bias, Normed<T>{x, residual, norm, eps, total}, out, num_tokens,         \
                     threads);                                                                     \
     }                                                                                             \
-    void norm_gated_linear_##name(const Matrix<T>* by, const T* bias, const T* x,                 \
-                                  const T* residual, const T* norm, float eps, T* total, T* out,  \
-                                  int64_t num_tokens, int threads) {                              \
+    void norm_gated_##op##_##name(const By* by, const T* bias, const T* x, const T* residual,     \
+                                  const T* norm, float eps, T* total, T* out, int64_t num_tokens, \
+                                  int threads) {                                                  \
         norm_gated_linear(*by, bias, Normed<T>{x, residual, norm, eps, total}, out, num_tokens,   \
                           threads);                                                               \
     }
-FOR_EACH_TYPE(NORM_LINEAR)
+#define NORM_LINEARS(T, name)                                                                     \
+    NORM_LINEAR(linear, Matrix<T>, T, name) NORM_LINEAR(linear_quantized, Quantized, T, name)
+FOR_EACH_TYPE(NORM_LINEARS)
 
 #define ROUTE(T, name)                                                                            \
     void route_##name(const T* logits, int32_t* chosen, T* weights, int64_t num_tokens,           \

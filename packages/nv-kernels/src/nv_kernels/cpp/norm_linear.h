@@ -6,6 +6,7 @@
 
 #include "elementwise.h"
 #include "linear.h"
+#include "quantized.h"
 #include "tiles.h"
 
 template <typename T>
@@ -33,6 +34,12 @@ void multiply(const T* x, const Matrix<T>& by, const T* bias, T* out, int64_t nu
     linear(product, num_rows, threads);
 }
 
+template <typename T>
+void multiply(const T* x, const Quantized& by, const T* bias, T* out, int64_t num_rows,
+              int threads) {
+    linear_quantized(by, x, bias, out, num_rows, threads);
+}
+
 constexpr int64_t NORMED_ROWS = 256;
 
 // Calls function(first row, number of rows, normed rows, scratch of `width` values per row).
@@ -50,9 +57,9 @@ void by_normed_blocks(const Normed<T>& in, int64_t size, int64_t width, int64_t 
     }
 }
 
-// -> out [T, N].
-template <typename T>
-void norm_linear(const Matrix<T>& by, const T* bias, const Normed<T>& in, T* out,
+// by: a Matrix or a Quantized -> out [T, N].
+template <typename T, typename By>
+void norm_linear(const By& by, const T* bias, const Normed<T>& in, T* out,
                  int64_t num_tokens, int threads) {
     by_normed_blocks(in, by.num_columns, 0, num_tokens, threads,
                      [&](int64_t first, int64_t count, const T* normed, T*) {
@@ -61,8 +68,8 @@ void norm_linear(const Matrix<T>& by, const T* bias, const Normed<T>& in, T* out
 }
 
 // by: gate rows, then up rows -> out = silu(gate) * up [T, N / 2].
-template <typename T>
-void norm_gated_linear(const Matrix<T>& by, const T* bias, const Normed<T>& in, T* out,
+template <typename T, typename By>
+void norm_gated_linear(const By& by, const T* bias, const Normed<T>& in, T* out,
                        int64_t num_tokens, int threads) {
     int64_t width = by.num_outputs / 2;
     by_normed_blocks(in, by.num_columns, by.num_outputs, num_tokens, threads,

@@ -78,12 +78,23 @@ inline Vec load(const bf16* p) {
     return (Vec)(__builtin_convertvector(h, Bits) << 16);
 }
 
+// LANES bytes as integers. GCC 12 would convert them one by one.
+inline Ints widened(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+    Bytes b;
+    std::memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, Ints);
+#endif
+}
+
 // Exponent and mantissa move to their place in an fp32, with an exponent that is 120 too low. This is
 // right for subnormals too.
 inline Vec load(const fp8* p) {
-    Bytes b;
-    std::memcpy(&b, p, sizeof b);
-    Bits u = __builtin_convertvector(b, Bits), size = u & 0x7f;
+    Bits u = (Bits)widened(&p->bits), size = u & 0x7f;
     Vec v = (Vec)(size << 20) * 0x1p120f;
     return (Vec)((Bits)v | (u & 0x80) << 24 | (Bits)(size == 0x7f));
 }

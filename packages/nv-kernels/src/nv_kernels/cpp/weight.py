@@ -71,7 +71,8 @@ class CppDense(Dense):
         """See `Weight.norm_linear`."""
         if not self._takes(stream, norm):
             return super().norm_linear(stream, norm, bias)
-        return self._call(self.norm_linear_call, self.matrix.num_outputs, stream, norm, bias)
+        call, width = self.norm_linear_call, self.matrix.num_outputs
+        return norm_call(call, self.matrix, width, stream, norm, bias=bias)
 
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
@@ -80,34 +81,36 @@ class CppDense(Dense):
         if not self._takes(stream, norm):
             return super().norm_gated_linear(stream, norm, bias)
         width = self.matrix.num_outputs // 2
-        return self._call(self.norm_gated_linear_call, width, stream, norm, bias)
+        return norm_call(self.norm_gated_linear_call, self.matrix, width, stream, norm, bias=bias)
 
     def _takes(self, stream: Stream, norm: Norm) -> bool:
         hidden, pending, peers = stream
         is_plain = peers is None and (pending is None or pending.dim() == 2)
         return is_plain and hidden.dtype == norm.weight.dtype == self.values.dtype
 
-    def _call(
-        self,
-        call: Callable[..., None],
-        width: int,
-        stream: Stream,
-        norm: Norm,
-        bias: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, Stream]:
-        """Run a kernel that norms the stream [T, K] and returns [T, width]."""
-        x, at_residual = stream.hidden.contiguous(), None
-        total = x
-        if stream.pending is not None:
-            x, residual = stream.pending.contiguous(), x
-            total, at_residual = torch.empty_like(x), residual.data_ptr()
-        out = x.new_empty(x.shape[0], width)
-        call(
-            *(ctypes.addressof(self.matrix), None if bias is None else bias.data_ptr()),
-            *(x.data_ptr(), at_residual, norm.weight.data_ptr(), norm.eps),
-            *(total.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads()),
-        )
-        return out, Stream(total)
+
+def norm_call(
+    call: Callable[..., None],
+    matrix: ctypes.Structure,
+    width: int,
+    stream: Stream,
+    norm: Norm,
+    *,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, Stream]:
+    """Run a kernel that norms the stream [T, K] and returns [T, width]."""
+    x, at_residual = stream.hidden.contiguous(), None
+    total = x
+    if stream.pending is not None:
+        x, residual = stream.pending.contiguous(), x
+        total, at_residual = torch.empty_like(x), residual.data_ptr()
+    out = x.new_empty(x.shape[0], width)
+    call(
+        *(ctypes.addressof(matrix), None if bias is None else bias.data_ptr()),
+        *(x.data_ptr(), at_residual, norm.weight.data_ptr(), norm.eps),
+        *(total.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads()),
+    )
+    return out, Stream(total)
 
 
 def dense_weight(values: torch.Tensor) -> Dense:

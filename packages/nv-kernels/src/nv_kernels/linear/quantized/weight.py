@@ -42,7 +42,7 @@ class BatchInvariantQuantized(Weight):
         ).float()
 
 
-@op()
+@op(cpp="nv_kernels.cpp.quantized_weight")
 def quantized_weight(record: Quantized) -> Weight:
     """Make the device's fastest weight of a record.
 
@@ -51,7 +51,7 @@ def quantized_weight(record: Quantized) -> Weight:
     return record
 
 
-@op()
+@op(cpp="nv_kernels.cpp.quantized_weight")
 def batch_invariant_quantized_weight(record: Quantized) -> Weight:
     """Make a batch-invariant weight of a record; see `quantized_weight`."""
     return BatchInvariantQuantized(record)

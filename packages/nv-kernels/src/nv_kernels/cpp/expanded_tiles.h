@@ -1,0 +1,117 @@
+// Many rows by a quantized weight: 32 of its rows are expanded once into tiles, as tiles.h has them, and
+// multiply all rows of x: by AMX, or by AVX-512 with an output per lane.
+//
+// A row's bits do not depend on the other rows, but they differ from those of `quantized_tile`.
+#pragma once
+
+// Rows up to which `quantized_tile` is faster. Without AMX measured at 1 to 128 rows (two cores of an
+// AMD EPYC 9004, one thread's time, layers of 576 by 1,536 in Q4_1).
+inline int64_t few_rows(bool has_tiles) { return has_tiles ? 4 : 16; }
+
+// Whether this process may use AMX.
+inline bool use_tiles() {
+    static const bool permitted = may_use_tiles();
+    return permitted;
+}
+
+constexpr int64_t PAIR = 2 * TILE_OUTPUTS;
+
+// 16 rows of 16 pairs of columns, `stride` values apart -> a tile: 16 pairs of 16 outputs.
+inline void transpose(const bf16* rows, int64_t stride, bf16* tile) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; i++) a[i] = _mm512_loadu_si512(rows + i * stride);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {  // a[i + c]: in each quarter q, column 4 q + c of 4 rows
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+    }
+    for (int c = 0; c < 4; c++) {
+        __m512i low = _mm512_shuffle_i32x4(a[c], a[4 + c], 0x88);  // quarters 0, 2 of 8 rows
+        __m512i low_odd = _mm512_shuffle_i32x4(a[c], a[4 + c], 0xdd);
+        __m512i high = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0x88);
+        __m512i high_odd = _mm512_shuffle_i32x4(a[8 + c], a[12 + c], 0xdd);
+        _mm512_storeu_si512(tile + 32 * c, _mm512_shuffle_i32x4(low, high, 0x88));
+        _mm512_storeu_si512(tile + 32 * (4 + c), _mm512_shuffle_i32x4(low_odd, high_odd, 0x88));
+        _mm512_storeu_si512(tile + 32 * (8 + c), _mm512_shuffle_i32x4(low, high, 0xdd));
+        _mm512_storeu_si512(tile + 32 * (12 + c), _mm512_shuffle_i32x4(low_odd, high_odd, 0xdd));
+    }
+}
+
+// Rows n to n + 32 -> two columns of tiles; rows past the last are 0.
+inline void expand_tiles(const Quantized& by, int64_t n, bf16* rows, bf16* tiles) {
+    int64_t size = by.num_columns;
+    for (int64_t first = n; first < n + PAIR; first += TILE_OUTPUTS) {
+        for (int64_t i = 0; i < TILE_OUTPUTS; i++) {
+            by.fetch_row(first + i + TILE_OUTPUTS);
+            if (first + i < by.num_outputs)
+                by.expand_row(first + i, rows + i * size);
+            else
+                std::memset(rows + i * size, 0, size * sizeof(bf16));
+        }
+        for (int64_t k = 0; k < size; k += TILE_COLUMNS, tiles += TILE_SIZE)
+            transpose(rows + k, size, tiles);
+    }
+}
+
+// ROWS rows by 32 outputs, with a lane per output.
+template <int ROWS>
+inline void multiply_lanes(const bf16* x, const bf16* tiles, int64_t size, float* sums) {
+    const bf16 *first = tiles, *second = tiles + size * TILE_OUTPUTS;
+    __m512 low[ROWS], high[ROWS];
+    for (int i = 0; i < ROWS; i++) low[i] = high[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < size; k += 2, first += 32, second += 32) {
+        __m512bh w0, w1;
+        std::memcpy(&w0, first, sizeof w0);
+        std::memcpy(&w1, second, sizeof w1);
+        for (int i = 0; i < ROWS; i++) {
+            int32_t pair;
+            std::memcpy(&pair, x + i * size + k, sizeof pair);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            low[i] = _mm512_dpbf16_ps(low[i], both, w0);
+            high[i] = _mm512_dpbf16_ps(high[i], both, w1);
+        }
+    }
+    for (int i = 0; i < ROWS; i++) {
+        store(sums + i * PAIR, (Vec)low[i]);
+        store(sums + i * PAIR + TILE_OUTPUTS, (Vec)high[i]);
+    }
+}
+
+inline void multiply_lanes(const bf16* x, const bf16* tiles, int64_t size, int64_t num_rows,
+                           float* sums) {
+    int64_t m = 0;
+    for (; m + 12 <= num_rows; m += 12)
+        multiply_lanes<12>(x + m * size, tiles, size, sums + m * PAIR);
+    for (; m + 4 <= num_rows; m += 4)
+        multiply_lanes<4>(x + m * size, tiles, size, sums + m * PAIR);
+    for (; m < num_rows; m++) multiply_lanes<1>(x + m * size, tiles, size, sums + m * PAIR);
+}
+
+template <typename T, typename O>
+inline void multiply_by_tiles(const Quantized& by, const bf16* x, const float* x_scale,
+                              const T* bias, O* out, int64_t num_rows, int threads) {
+    const bool has_tiles = use_tiles();
+    int64_t size = by.num_columns, num_pairs = (by.num_outputs + PAIR - 1) / PAIR;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t pair = 0; pair < num_pairs; pair++) {
+            float* sums = scratch<float>(BLOCK_ROWS * PAIR + (TILE_OUTPUTS + PAIR) * size / 2);
+            bf16 *rows = (bf16*)(sums + BLOCK_ROWS * PAIR), *tiles = rows + TILE_OUTPUTS * size;
+            int64_t n = pair * PAIR;
+            expand_tiles(by, n, rows, tiles);
+            if (has_tiles)
+                tile_pair(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0);
+            else
+                multiply_lanes(x, tiles, size, num_rows, sums);
+            finish(by, sums, PAIR, x_scale, bias, out, num_rows, n,
+                   std::min(PAIR, by.num_outputs - n));
+        }
+        if (has_tiles) release_tiles();
+    }
+}
