@@ -37,6 +37,8 @@ OF_A_MODEL = {
     "config_sentence_transformers.json",
     "generation_config.json",
     "modules.json",
+    "quant_config.json",
+    "quantize_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
 }

@@ -95,6 +95,18 @@ def tiny_checkpoint(tmp_path):
     return write
 
 
+@pytest.fixture(scope="session")
+def float_checkpoint(tmp_path_factory):
+    """A tiny checkpoint of floats, written once: only to be read."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("floats") / "model")
+
+
+@pytest.fixture(scope="session")
+def packed():
+    """The module that writes AWQ and GPTQ checkpoints."""
+    return load_beside("packed_writer")
+
+
 @pytest.fixture
 def paged_runner():
     """The class that runs one sequence through a paged cache."""

@@ -338,9 +338,11 @@ def test_sliding_window_that_reaches_no_layer_is_fine(tmp_path):
     assert read_config(tmp_path).num_layers == 2
 
 
-def test_quantized_is_not_built_yet(tmp_path):
-    write(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(NotImplementedError, match="gptq"):
+def test_another_quantization_is_refused(tmp_path):
+    write(tmp_path, quantization_config={"quant_method": "hqq", "bits": 4})
+    with pytest.raises(
+        NotImplementedError, match=r"quantized \(hqq\), .* read are awq, compressed"
+    ):
         read_config(tmp_path)
 
 

@@ -74,8 +74,8 @@ def test_the_config_of_the_published_files(tiny_model):
     assert config.layers[0].feed_forward.gate == nk.Gate(1.702, 7.0, 1.0)
     assert [layer.attention.window for layer in config.layers] == [16, None, 16, None]
     assert config.layers[0].rope.truncate is False
-    other = {**fields, "quantization_config": {"quant_method": "awq"}}
-    with pytest.raises(NotImplementedError, match=r"quantized \(awq\)"):
+    other = {**fields, "quantization_config": {"quant_method": "hqq"}}
+    with pytest.raises(NotImplementedError, match=r"quantized \(hqq\)"):
         read_config(tiny_model("GptOss"), other)
     with pytest.raises(NotImplementedError, match=r"quantized \(mxfp4\)"):
         read_config(tiny_model("Mixtral"), {"quantization_config": {"quant_method": "mxfp4"}})

@@ -29,7 +29,11 @@ from nv_models.fields import (
 )
 from nv_models.listing import first_few
 from nv_models.overrides import merged, plain_overrides
-from nv_models.quantization import quantization_method
+from nv_models.quantization import (
+    OTHER_FILES,
+    quantization_config,
+    quantization_method,
+)
 from nv_models.rope import RopeConfig, frequencies
 from nv_models.rope_parameters import rope_config
 from nv_models.support import (
@@ -64,8 +68,11 @@ class ConfigFiles:
     def read(cls, folder: Path, overrides: Mapping[str, Any] | None = None) -> "ConfigFiles":
         """Read both; errors are those of `read_config`."""
         file, generation = folder / "config.json", folder / GENERATION
-        raw = merged(read_json(file), plain_overrides(overrides))
         name = f"{file} with hf_overrides" if overrides else str(file)
+        values = read_json(file)
+        with naming(file):
+            values = with_quantization(values, folder)
+        raw = merged(values, plain_overrides(overrides))
         return cls(folder, raw, read_json(generation) if generation.exists() else {}, name)
 
     def model_config(self) -> ModelConfig:
@@ -92,6 +99,17 @@ class ConfigFiles:
                     "drawn",
                     stacklevel=3,
                 )
+
+
+def with_quantization(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The fields of config.json, with a quantization_config that older tools wrote beside it."""
+    if quantization_config(raw):
+        return raw
+    for name, method in OTHER_FILES.items():
+        if (folder / name).exists():
+            found = {"quant_method": method, **read_json(folder / name)}
+            return {**raw, "quantization_config": found}
+    return raw
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -7,16 +7,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from nv_models.fields import table
+from nv_models.quantization.awq import AWQScheme
 from nv_models.quantization.compressed_tensors import CompressedTensorsScheme
 from nv_models.quantization.form import Files
 from nv_models.quantization.fp8 import Fp8Scheme
+from nv_models.quantization.gptq import GPTQScheme
 from nv_models.quantization.scheme import Scheme
 
 SCHEMES: dict[str, Callable[[Mapping[str, Any], Files], Scheme]] = {
+    "awq": AWQScheme,
     "compressed-tensors": CompressedTensorsScheme,
     "fp8": Fp8Scheme,
+    "gptq": GPTQScheme,
 }
 """By `quant_method`."""
+OTHER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files that have the `quantization_config` where config.json has none, and its `quant_method`."""
 
 
 def quantization_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:

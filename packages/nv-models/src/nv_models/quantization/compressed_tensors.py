@@ -26,7 +26,7 @@ from nv_models.quantization.form import (
     stored,
 )
 from nv_models.quantization.fp8 import BLOCK, BLOCKS, Fp8Form, number_axes
-from nv_models.quantization.grouped import grouped_bytes, sorted_columns
+from nv_models.quantization.grouped import group_axis, grouped_bytes, sorted_columns
 from nv_models.quantization.scheme import Scheme
 from nv_models.shard import Shard
 
@@ -69,7 +69,7 @@ class PackedForm(Form):
             )
         per_word = 32 // self.bits
         words = Axis("columns", per_word, is_ragged=region.has_all_columns)
-        groups = 1 if self.group_size is None else Axis("columns", self.group_size)
+        groups = group_axis(self.group_size)
         found = {
             "codes": stored(region, "weight_packed", (ROW, words), torch.int32, device),
             "scale": stored(region, "weight_scale", (ROW, groups), self.scale_dtype, device),

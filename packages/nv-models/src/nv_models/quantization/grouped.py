@@ -4,10 +4,30 @@ Owns the sorting for files whose groups follow an order of activations, and the 
 Never reads a file.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
+from nv_models.fields import size
 from nv_models.quantization.bits import pack_pairs
-from nv_models.quantization.form import Region
+from nv_models.quantization.form import Axis, Region
+
+
+def read_group_size(config: Mapping[str, Any], *names: str) -> int | None:
+    """The columns per scale; None: all of them, which files write as -1.
+
+    Args:
+        config: of the scheme.
+        names: of the field, of which the first that is there counts.
+    """
+    name = next((each for each in names if config.get(each) is not None), names[0])
+    return None if config.get(name) == -1 else size(config, name)
+
+
+def group_axis(group_size: int | None) -> Axis | int:
+    """The dimension of a stored tensor that follows the groups of columns."""
+    return 1 if group_size is None else Axis("columns", group_size)
 
 
 def sorted_columns(
@@ -29,7 +49,7 @@ def sorted_columns(
         ValueError: groups differ in size.
     """
     order = groups.argsort(stable=True)
-    counts = torch.bincount(groups)
+    counts = torch.bincount(groups - groups.min())  # a rank's share begins at a later group
     if counts.min() != counts.max():
         raise ValueError(
             f"{region.module} has groups of {int(counts.min())} to {int(counts.max())} columns: "
