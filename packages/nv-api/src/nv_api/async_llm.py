@@ -50,6 +50,7 @@ from nv_api.prompts import PromptLike, TokenPrompt, single_prompt, tokenize
 from nv_api.request_stream import EngineDead, RequestStream
 from nv_api.start import Prepared, prepare
 from nv_api.tokenizer import Tokenizer, existing
+from nv_api.wake_queue import WakeQueue
 
 if TYPE_CHECKING:
     from nv_models import PoolerConfig
@@ -116,6 +117,7 @@ class AsyncLLM(OneProcess):
         self._client = HostClient(self._receive, self._end)
         self._processor: Processor | None = None
         self._streams: dict[int, RequestStream] = {}
+        self._wakes = WakeQueue()
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._names: dict[str | int, int] = {}
         self._texts = ThreadPoolExecutor(NUM_TEXT_THREADS, "nv text")
@@ -583,20 +585,19 @@ class AsyncLLM(OneProcess):
     def _step(self, frame: Step) -> None:
         """Hand a step's tokens to their requests, and wake the readers."""
         assert self._processor is not None
-        touched = {update.request_id for update in frame.updates}
+        touched = dict.fromkeys([update.request_id for update in frame.updates])
         updates = list(frame.updates)
         while updates:
             try:
                 self._processor.process(updates)
             except Exception as error:  # a tokenizer's: ends this request alone
                 self._fail_first(updates, error)
+        streams = [self._streams[each] for each in touched if each in self._streams]
+        for request, _ in self._processor.ended:
+            if request.finished:
+                self._streams.pop(request.request_id, None)
         self._processor.ended.clear()
-        for request_id in touched:
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                if stream.request.finished:
-                    del self._streams[request_id]
-                stream.wake()
+        self._wakes.add(streams)
         self.on_step(frame)
 
     def _fail_first(self, updates: list[Any], error: Exception) -> None:

@@ -4,11 +4,16 @@ Owns the wait of its reader for news. Never makes text (the completions do); nev
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import TypeAlias
 
 from nv_api.outputs import CompletionOutput
 from nv_api.request import Request
+
+TakeDeltas: TypeAlias = Callable[[list[CompletionOutput]], Awaitable[object] | None]
+"""Gets what is new of each completion that has news. Returns something to await if it can take
+nothing more before that."""
 
 
 class EngineDead(RuntimeError):
@@ -16,7 +21,7 @@ class EngineDead(RuntimeError):
 
 
 class RequestStream:
-    """One request in flight: iterate to read what is new.
+    """One request in flight: iterate to read what is new, or have it handed on.
 
     Nothing is buffered but the completions themselves: a slow reader gets several tokens in one
     delta. Use it as an async context manager, so that a task that is cancelled aborts the request.
@@ -30,6 +35,9 @@ class RequestStream:
         self._abort = abort
         self._running = list(request.completions)
         self._news: asyncio.Future[None] | None = None
+        self._take: TakeDeltas | None = None
+        self._busy: asyncio.Future[Awaitable[object] | None] | None = None
+        """While deltas are handed on: set once they cannot be, at the latest at the end."""
         self._error: Exception | None = None
 
     def __aiter__(self) -> "RequestStream":
@@ -51,6 +59,28 @@ class RequestStream:
             await self._news
         return deltas
 
+    async def hand_on(self, take: TakeDeltas) -> None:
+        """Call `take` with the deltas of every step, until the request has ended.
+
+        It is called where the step arrives, without a switch to the reader's task: for a token,
+        such a switch costs more than all the rest.
+
+        Raises:
+            EngineDead, RuntimeError: as `__anext__`.
+            Exception: what `take` raises.
+        """
+        self._take = take
+        while True:
+            self._busy = asyncio.get_running_loop().create_future()
+            self._hand_on()
+            room = await self._busy
+            if room is not None:
+                await room
+            elif self._error is not None:
+                raise self._error
+            else:
+                return
+
     def abort(self) -> None:
         """End the request; its completions end with finish_reason "abort"."""
         if not self.request.finished:
@@ -59,7 +89,10 @@ class RequestStream:
 
     def wake(self) -> None:
         """Tell the reader that there may be news."""
-        if self._news is not None and not self._news.done():
+        if self._busy is not None:
+            if not self._busy.done():
+                self._hand_on()
+        elif self._news is not None and not self._news.done():
             self._news.set_result(None)
 
     def fail(self, error: Exception) -> None:
@@ -81,6 +114,20 @@ class RequestStream:
         trace: TracebackType | None,
     ) -> None:
         self.abort()
+
+    def _hand_on(self) -> None:
+        """Hand on what is new; if that was the last, or nothing more can be taken, end the wait."""
+        assert self._busy is not None
+        assert self._take is not None
+        room = None
+        try:
+            if deltas := self._deltas():
+                room = self._take(deltas)
+        except Exception as error:  # of one request: the step goes on for the others
+            self._busy.set_exception(error)
+            return
+        if room is not None or self._error is not None or not self._running:
+            self._busy.set_result(room)
 
     def _deltas(self) -> list[CompletionOutput]:
         deltas = []

@@ -5,9 +5,10 @@ import contextlib
 import inspect
 import threading
 import time
+from collections import Counter
 
 import pytest
-from nv_api import PoolingParams, SamplingParams, StructuredOutputsParams
+from nv_api import PoolingParams, SamplingParams, StructuredOutputsParams, wake_queue
 from nv_api.async_llm import AsyncLLM, EngineDead
 from nv_api.members import OF_ASYNC_LLM
 from nv_api.prompts import TokenPrompt
@@ -292,6 +293,75 @@ def test_a_slow_reader_gets_several_tokens_in_one_delta(front_end):
                 await asyncio.sleep(0.03)
             assert sum(sizes) == 60
             assert max(sizes) > 3
+
+    asyncio.run(main())
+
+
+def test_deltas_are_handed_on_and_merge_while_their_reader_is_busy(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.001)) as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            stream = await llm.submit(prompt, SamplingParams(max_tokens=60))
+            sizes, busy_at = [], []
+
+            def take(deltas):
+                sizes.append(sum(len(delta.token_ids) for delta in deltas))
+                if len(sizes) in (3, 6):
+                    busy_at.append(len(sizes))
+                    return asyncio.sleep(0.05)
+                return None
+
+            await stream.hand_on(take)
+            assert sum(sizes) == 60
+            assert busy_at == [3, 6]
+            assert min(sizes[3], sizes[6]) > 3, "they wait in the completion"
+            assert stream.request.finished
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_one_that_takes_deltas_ends_its_own_request_alone(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.001)) as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            params = SamplingParams(max_tokens=40)
+            broken, whole = [await llm.submit(prompt, params) for _ in range(2)]
+            taken, tokens = [], []
+
+            def refuse(deltas):
+                taken.append(deltas)
+                raise KeyError("no event")
+
+            def take(deltas):
+                tokens.extend(token for delta in deltas for token in delta.token_ids)
+
+            failed, ended = await asyncio.gather(
+                broken.hand_on(refuse), whole.hand_on(take), return_exceptions=True
+            )
+            assert isinstance(failed, KeyError)
+            assert len(taken) == 1, "nothing is handed on after it"
+            assert ended is None
+            assert len(tokens) == 40
+
+    asyncio.run(main())
+
+
+def test_more_streams_than_a_turn_wakes_all_get_every_token(front_end, monkeypatch):
+    monkeypatch.setattr(wake_queue, "NUM_PER_TURN", 2)
+
+    async def main():
+        async with front_end(ScriptedDevice(slow)) as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            streams = [await llm.submit(prompt, SamplingParams(max_tokens=20)) for _ in range(7)]
+            counts = Counter()
+
+            def taking(number):
+                return lambda deltas: counts.update({number: len(deltas[0].token_ids)})
+
+            await asyncio.gather(
+                *(stream.hand_on(taking(number)) for number, stream in enumerate(streams))
+            )
+            assert counts == dict.fromkeys(range(7), 20)
 
     asyncio.run(main())
 

@@ -20,6 +20,7 @@ from nv_api.completion import Completion
 from nv_api.conversation import chat_prompt, conversation_list
 from nv_api.prompts import single_prompt, tokenize
 from nv_api.request import Request
+from nv_api.request_stream import RequestStream
 from nv_api.tokenizer import Tokenizer
 from nv_engine import EngineMetrics, ModelFacts, SamplingParams, TokenLogprobs
 from tokenizers import AddedToken
@@ -71,42 +72,20 @@ def calling(byte_level, monkeypatch):
     monkeypatch.setattr(byte_level, "chat_template", CALLING_TEMPLATE)
 
 
-class ScriptedStream:
-    """One request of a ScriptedLLM; the interface of `nv_api.request_stream.RequestStream`."""
+class ScriptedStream(RequestStream):
+    """One request of a ScriptedLLM."""
 
     def __init__(self, llm, request, params, script):
-        self.llm, self.request, self.params = llm, request, params
+        super().__init__(request, self._drop)
+        self.llm, self.params = llm, params
         self.scripts = [deque(script[index:] or [EOS]) for index in range(params.n)]
-        self.error = None
-        self.news = asyncio.Event()
-        self.given = set()
 
-    def __aiter__(self):
-        return self
-
-    async def __anext__(self):
-        while True:
-            fresh = [c for c in self.request.completions if self._has_news(c)]
-            if fresh:
-                self.given |= {c.index for c in fresh if c.finish_reason}
-                return [c.delta() for c in fresh]
-            if self.error is not None:
-                raise self.error
-            if len(self.given) == len(self.request.completions):
-                raise StopAsyncIteration
-            self.news.clear()
-            await self.news.wait()
-
-    def _has_news(self, completion):
-        if completion.index in self.given:
-            return False
-        return completion.has_news
+    def _drop(self):
+        self.llm.aborted.append(self.request.request_id)
+        self.request.abort()
 
     def abort(self):
-        if not self.request.finished:
-            self.llm.aborted.append(self.request.request_id)
-            self.request.abort()
-            self.news.set()
+        super().abort()
         self.llm.forget(self)
 
     def step(self):
@@ -135,7 +114,7 @@ class ScriptedStream:
             )
             self.request.update(update)
             completion.begun = None
-        self.news.set()
+        self.wake()
         if self.request.finished:
             self.llm.forget(self)
 
@@ -237,8 +216,7 @@ class ScriptedLLM:
     def lose(self, reason):
         self.loss = reason
         for stream in [*self.running, *self.waiting]:
-            stream.error = RuntimeError(reason)
-            stream.news.set()
+            stream.fail(RuntimeError(reason))
         self.running, self.waiting = [], deque()
         self._admit()
 

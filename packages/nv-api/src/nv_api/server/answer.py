@@ -5,7 +5,7 @@ it early, its sequences are aborted and its place in the queue is free.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
@@ -137,12 +137,11 @@ class Answer(Response):
         self, guard: Guard, generation: Generation, events: Events, send: Send
     ) -> None:
         """Send events as they come; an error from here on is an event too."""
-        stream = EventStream(send, self._more_headers)
+        stream = EventStream(send, self._more_headers, guard.writer)
 
-        async def take(number: int, deltas: Sequence[CompletionOutput]) -> None:
+        def take(number: int, deltas: Sequence[CompletionOutput]) -> Awaitable[None] | None:
             new = b"".join([events.push(number, delta) for delta in deltas])
-            if new:
-                await stream.write(new)
+            return stream.write(new) if new else None
 
         await stream.begin()
         seconds = self._service.options.ping_interval
@@ -167,7 +166,7 @@ class Answer(Response):
         """Collect everything, then send it."""
         whole = self._job.whole(generation)
 
-        async def take(number: int, deltas: Sequence[CompletionOutput]) -> None:
+        def take(number: int, deltas: Sequence[CompletionOutput]) -> None:
             for delta in deltas:
                 whole.push(number, delta)
 

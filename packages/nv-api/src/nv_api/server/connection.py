@@ -19,7 +19,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from nv_api.server.errors import INVALID, ApiError, invalid
-from nv_api.server.guard import ABORT
+from nv_api.server.guard import ABORT, WRITER
+from nv_api.server.stream_writer import StreamWriter
 
 MAX_HEAD_BYTES = 64 << 10
 """Of a request's first line and headers. The parser joins a header's parts anew with each packet,
@@ -60,6 +61,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
         self._running = cycle
+        cycle.scope["state"][WRITER] = StreamWriter(cycle)
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:

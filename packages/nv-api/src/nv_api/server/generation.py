@@ -19,8 +19,12 @@ from nv_api.server.llm import ServedLLM, ServedStream
 from nv_api.server.metrics import Metrics, Timing
 from nv_api.server.thought_tokens import ThoughtTokens
 
-Take = Callable[[int, Sequence[CompletionOutput]], Awaitable[None]]
-"""Gets a prompt's number and what is new of its completions."""
+Take = Callable[[int, Sequence[CompletionOutput]], Awaitable[object] | None]
+"""Gets a prompt's number and what is new of its completions. Returns something to await if it can
+take nothing more before that."""
+
+FAILURES = frozenset({"error", "abort"})
+"""Reasons for which a completion finished without being whole."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +123,18 @@ class Generation:
     async def _pump(self, number: int, take: Take) -> None:
         timing, (stream, params, thoughts) = self._timings[number], self._prompts[number]
         clock = asyncio.get_running_loop().time
+
+        def each(deltas: Sequence[CompletionOutput]) -> Awaitable[object] | None:
+            timing.note(deltas, clock())
+            for delta in deltas:
+                if delta.finish_reason in FAILURES:
+                    raise failed(f"the engine failed on this request: {delta.stop_reason}")
+                if thoughts:
+                    thoughts[delta.index].push(delta.token_ids)
+            return take(number, deltas)
+
         try:
-            async for deltas in stream:
-                timing.note(deltas, clock())
-                for delta in deltas:
-                    if delta.finish_reason in ("error", "abort"):
-                        raise failed(f"the engine failed on this request: {delta.stop_reason}")
-                    if thoughts:
-                        thoughts[delta.index].push(delta.token_ids)
-                await take(number, deltas)
+            await stream.hand_on(each)
         except RuntimeError as error:
             if self._llm.loss is None:
                 raise

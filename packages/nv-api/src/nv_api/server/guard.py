@@ -13,9 +13,12 @@ from starlette.types import Scope, Send
 from nv_api.server.errors import ApiError, unavailable
 from nv_api.server.lifecycle import Lifecycle
 from nv_api.server.options import ServeOptions
+from nv_api.server.stream_writer import Drain, StreamWriter
 
 ABORT = "abort_connection"
-"""Where the scope's state has a function that closes the connection at once; see `run.py`."""
+"""Where the scope's state has a function that closes the connection at once (`connection.py`)."""
+WRITER = "stream_writer"
+"""Where it has a StreamWriter of the response."""
 
 
 class Guard:
@@ -83,6 +86,20 @@ class Guard:
             self._writing_since = None
 
         return write
+
+    @property
+    def writer(self) -> StreamWriter | None:
+        """The connection's writer, with the write deadline; None: the server is not ours."""
+        writer = self._scope.get("state", {}).get(WRITER)
+        return None if writer is None else writer.watched(self._watched_wait)
+
+    def _watched_wait(self, drain: Drain) -> Drain:
+        async def wait() -> None:
+            self._writing_since = self._loop.time()
+            await drain()
+            self._writing_since = None
+
+        return wait
 
     async def hang_up(self) -> None:
         """Close the connection without waiting for what the client has not read."""

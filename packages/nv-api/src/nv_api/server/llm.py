@@ -10,9 +10,9 @@ from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
 from nv_models import PoolerConfig
 
 from nv_api.conversation import Rendering
-from nv_api.outputs import CompletionOutput
 from nv_api.prompts import PromptLike, TokenPrompt
 from nv_api.request import Request
+from nv_api.request_stream import TakeDeltas
 from nv_api.tokenizer import Tokenizer
 
 
@@ -23,11 +23,8 @@ class ServedStream(Protocol):
     def request(self) -> Request:
         """What the engine has returned so far."""
 
-    def __aiter__(self) -> "ServedStream":
-        """Itself."""
-
-    async def __anext__(self) -> list[CompletionOutput]:
-        """What is new, of each completion that has news."""
+    async def hand_on(self, take: TakeDeltas) -> None:
+        """Call `take` with what is new, of each completion that has news, until all have ended."""
 
     def abort(self) -> None:
         """End it; a finished one is left as it is."""

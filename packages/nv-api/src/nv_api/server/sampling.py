@@ -57,7 +57,7 @@ def sampling_params(
 
 
 def fitted(params: SamplingParams, prompt_len: int, max_model_len: int) -> SamplingParams:
-    """The same parameters for one prompt: max_tokens is at most the rest of the context.
+    """The same parameters for one prompt, frozen: max_tokens is at most the rest of the context.
 
     Raises:
         ApiError: 400, the prompt leaves no room.
@@ -75,8 +75,7 @@ def fitted(params: SamplingParams, prompt_len: int, max_model_len: int) -> Sampl
     own = params.clone()
     own.max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     with refusals():
-        own.check()
-    return own
+        return own.frozen()
 
 
 def structured_outputs(asked: Sampling, options: ServeOptions) -> StructuredOutputsParams | None:

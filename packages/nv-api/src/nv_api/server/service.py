@@ -61,10 +61,11 @@ class Service:
 
     @property
     def default_params(self) -> SamplingParams:
-        """The values of fields that a request leaves out."""
+        """The values of fields that a request leaves out; a copy."""
         is_ours = self.options.generation_config == "nv"
         params = SamplingParams() if is_ours else self.llm.get_default_sampling_params()
-        return replace(params, **self.options.override_generation_config)
+        override = self.options.override_generation_config
+        return replace(params, **override) if override else params
 
     @cached_property
     def parsers(self) -> Parsers:

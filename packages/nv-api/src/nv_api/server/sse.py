@@ -4,10 +4,13 @@ Owns the order of a stream: status and headers, then events. Never makes an even
 """
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import orjson
 from starlette.types import Send
+
+from nv_api.server.stream_writer import StreamWriter
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
@@ -34,21 +37,27 @@ class EventStream:
     Args:
         send: of ASGI.
         headers: more than every stream has.
+        writer: writes past ASGI; None: the server is not ours.
     """
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(
+        self, send: Send, headers: list[tuple[bytes, bytes]], writer: StreamWriter | None
+    ) -> None:
         self._send = send
         self._headers = [*HEADERS, *headers]
+        self._writer = writer
         self._num_writes = 0
 
     async def begin(self) -> None:
         """Send status and headers."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
 
-    async def write(self, events: bytes) -> None:
-        """Send events; it returns once the client's buffer has room again."""
+    def write(self, events: bytes) -> Awaitable[None] | None:
+        """Send events; await what it returns before the next, until when the buffer is full."""
         self._num_writes += 1
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        if self._writer is not None:
+            return self._writer.write(events)
+        return self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Send the last events and end the stream."""
@@ -58,7 +67,7 @@ class EventStream:
         """Write a comment whenever nothing else was written for so long."""
         seen = -1
         while True:
-            if seen == self._num_writes:
-                await self.write(PING)
+            if seen == self._num_writes and (room := self.write(PING)) is not None:
+                await room
             seen = self._num_writes
             await asyncio.sleep(seconds)

@@ -81,9 +81,10 @@ class ChatJob:
         own = self.params.structured_outputs
         if own is not None and place is not Place.AFTER:
             self._demand = own_demand(own)
-        params = self.params.clone()
+        params = self.params
         if self._demand is not None:
             self._sent = self._demand.params(place, self._service.parsers.tags)
+            params = params.clone()
             params.structured_outputs = self._sent
         return fitted(params, len(prompt.token_ids), self._service.llm.facts.max_model_len)
 
@@ -152,10 +153,9 @@ class ChatJob:
 
 
 def _without_length(defaults: SamplingParams) -> SamplingParams:
-    """The defaults of a chat: an answer may take the rest of the context."""
-    own = defaults.clone()
-    own.max_tokens = None
-    return own
+    """The defaults, changed for a chat: an answer may take the rest of the context."""
+    defaults.max_tokens = None
+    return defaults
 
 
 def _num_top(asked: ChatRequest) -> int | None:

@@ -9,8 +9,9 @@ from nv_api.server.jobs.chat import ChatJob
 from nv_api.server.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from nv_api.server.protocol.errors import ErrorEnvelope
 from nv_api.server.routes.described import DONE_DATA, body_of, data_of, errors, stream_of
+from nv_api.server.routes.direct import DirectRoute
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 @router.post(

@@ -13,8 +13,9 @@ from nv_api.server.protocol.completions import (
 )
 from nv_api.server.protocol.errors import ErrorEnvelope
 from nv_api.server.routes.described import DONE_DATA, body_of, data_of, errors, stream_of
+from nv_api.server.routes.direct import DirectRoute
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 @router.post(

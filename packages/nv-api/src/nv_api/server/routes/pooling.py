@@ -8,8 +8,9 @@ from nv_api.server.answer import pooled
 from nv_api.server.jobs.pooling import PoolingJob
 from nv_api.server.protocol.pooling import PoolingRequest, PoolingResponse
 from nv_api.server.routes.described import body_of, errors, json_of
+from nv_api.server.routes.direct import DirectRoute
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 @router.post(

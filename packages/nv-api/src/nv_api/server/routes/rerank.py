@@ -8,8 +8,9 @@ from nv_api.server.answer import pooled
 from nv_api.server.jobs.rerank import RerankJob
 from nv_api.server.protocol.rerank import RerankRequest, RerankResponse
 from nv_api.server.routes.described import body_of, errors, json_of
+from nv_api.server.routes.direct import DirectRoute
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 RESPONSES = {**json_of("The documents, the best first.", RerankResponse), **errors()}
 BODY = body_of(RerankRequest)
 

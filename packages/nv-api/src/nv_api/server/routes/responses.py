@@ -12,8 +12,9 @@ from nv_api.server.protocol.responses import (
     ResponsesRequest,
 )
 from nv_api.server.routes.described import body_of, data_of, errors, stream_of
+from nv_api.server.routes.direct import DirectRoute
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 
 
 @router.post(

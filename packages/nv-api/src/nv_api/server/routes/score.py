@@ -8,8 +8,9 @@ from nv_api.server.answer import pooled
 from nv_api.server.jobs.score import ScoreJob
 from nv_api.server.protocol.score import ScoreRequest, ScoreResponse
 from nv_api.server.routes.described import body_of, errors, json_of
+from nv_api.server.routes.direct import DirectRoute
 
-router = APIRouter()
+router = APIRouter(route_class=DirectRoute)
 RESPONSES = {**json_of("The scores.", ScoreResponse), **errors()}
 BODY = body_of(ScoreRequest)
 
