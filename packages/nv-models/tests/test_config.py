@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -403,3 +404,16 @@ def test_a_plan_parses_each_file_once(tmp_path, monkeypatch):
     plan = plan_model(tmp_path, load_format="dummy", files=described.files)
     assert plan.config.max_position_embeddings == 64
     assert len(parsed) == 4
+
+
+@pytest.mark.parametrize(
+    ("kinds", "number"),
+    [("a", 1), ("aaaa", 2), ("abab", 3), ("aabaab", 4), ("abbb", 3), ("abcd", 4)],
+)
+def test_the_first_layers_that_launch_every_kernel(tmp_path, kinds, number):
+    """Each pair of neighbours is among them: `aab` and the `a` after it hold all of `aabaab`."""
+    write(tmp_path)
+    config = read_config(tmp_path)
+    thetas = {kind: RopeConfig(float(ord(kind))) for kind in set(kinds)}
+    layers = tuple(replace(config.layers[0], rope=thetas[kind]) for kind in kinds)
+    assert replace(config, layers=layers).num_trial_layers == number

@@ -275,6 +275,16 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def num_trial_layers(self) -> int:
+        """So many of the first layers launch every kernel of the model.
+
+        What a layer launches depends on its constants and on those of the layer before it, so
+        every such pair occurs among them.
+        """
+        pairs = list(zip((None, *self.layers), self.layers, strict=False))
+        return 1 + max(pairs.index(pair) for pair in pairs)
+
+    @property
     def windows(self) -> tuple[int | None, ...]:
         """The distinct windows of the layers: a step has an attention plan for each of them."""
         return tuple(dict.fromkeys(layer.attention.window for layer in self.layers))

@@ -22,7 +22,7 @@ class ForwardContext:
         plans: what `backend.plan(attention, windows)` returned for the windows of the model's
             layers, by window (None: a layer that reads all keys); layers of one window share one.
         backend: the attention implementation.
-        kv_caches: one KVCache per layer.
+        kv_caches: one KVCache per layer; with fewer, only so many of the first layers run.
     """
 
     positions: torch.Tensor

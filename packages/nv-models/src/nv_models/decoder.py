@@ -183,7 +183,7 @@ class DecoderBody(nn.Module):
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
         stream = self.embed_tokens(token_ids)
-        for layer, rope, kv in zip(self.layers, self.ropes, context.kv_caches, strict=True):
+        for layer, rope, kv in zip(self.layers, self.ropes, context.kv_caches, strict=False):
             stream = layer(stream, self.cos_sin[rope] if rope else None, kv, context)
         hidden, _ = self.norm(stream)
         return hidden

@@ -137,7 +137,7 @@ class OPTDecoder(nn.Module):
         """[T] -> [T, E]."""
         stream = self.embed_tokens(token_ids)
         stream = stream._replace(hidden=stream.hidden + self.embed_positions(context.positions))
-        for layer, kv in zip(self.layers, context.kv_caches, strict=True):
+        for layer, kv in zip(self.layers, context.kv_caches, strict=False):
             stream = layer(stream, kv, context)
         return self.final_layer_norm(nk.add_pending(stream).hidden)
 

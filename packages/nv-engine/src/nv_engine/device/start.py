@@ -302,7 +302,7 @@ def _compile_kernels(plan: StartPlan, model: CausalLM) -> None:
     """Compile the kernels of the usual steps in parallel, if this machine has not yet."""
     steps, runner = (
         TrialSteps(plan.config, plan.max_model_len, plan.trial_pooling),
-        _make_trial_runner(plan, model),
+        _make_trial_runner(plan, model, model.config.num_trial_layers),
     )
     with nk.compile_ahead():
         for batch in (*steps.small(), steps.prefill()):  # the slowest to compile last
@@ -322,7 +322,7 @@ def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
     try:
         steps, runner = (
             TrialSteps(config, plan.max_model_len, plan.trial_pooling),
-            _make_trial_runner(plan, model),
+            _make_trial_runner(plan, model, model.config.num_layers),
         )
         prefill = peak_bytes(plan.device, lambda: runner.run(steps.prefill()).result())
         decode = peak_bytes(plan.device, lambda: runner.run(steps.decode()).result())
@@ -342,11 +342,10 @@ def _make_runner(plan: StartPlan, model: CausalLM, facts: ModelFacts) -> Runner:
     return _runner_over(kv_caches, plan, model, facts)
 
 
-def _make_trial_runner(plan: StartPlan, model: CausalLM) -> Runner:
-    """A runner whose layers share a cache of one block; thrown away after the trial steps."""
+def _make_trial_runner(plan: StartPlan, model: CausalLM, num_layers: int) -> Runner:
+    """A runner of the first layers, which share a cache of one block, for the trial steps."""
     kv = plan.backend.kv_layout(1, plan.kv_dtype).allocate(plan.device)
-    kv_caches = [kv] * model.config.num_layers
-    return _runner_over(kv_caches, plan, model, plan.facts(num_blocks=1))
+    return _runner_over([kv] * num_layers, plan, model, plan.facts(num_blocks=1))
 
 
 def _runner_over(
