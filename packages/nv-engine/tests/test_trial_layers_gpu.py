@@ -42,7 +42,7 @@ def kernels_of_a_start(folder, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma3", "GptOss"])
 def test_the_first_layers_launch_all_kernels(tmp_path, monkeypatch, name):
-    folder = TINY_MODELS.write_tiny_model(tmp_path / name, name)
+    folder = TINY_MODELS.write_tiny_model(tmp_path / name, name, head_dim=64)
     few = kernels_of_a_start(folder, monkeypatch)
     monkeypatch.setattr(ModelConfig, "num_trial_layers", ModelConfig.num_layers)
     assert len(few) > 10
