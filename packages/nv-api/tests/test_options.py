@@ -201,6 +201,7 @@ def test_what_is_not_built_yet_says_so(name, value):
             5,
             "load_format is 5: it must be one of 'auto', 'safetensors', 'pt', 'gguf', 'dummy'",
         ),
+        ("dtype", np.float32, "dtype is \"<class 'numpy.float32'>\": it must be one of 'auto'"),
         ("revision", 5, "revision is 5: it must be a name"),
         ("tokenizer", "", "tokenizer is '': it must be a name that is not empty"),
     ],

@@ -56,6 +56,7 @@ def test_every_spelling(prompts, expected):
         ({"text": "a"}, ValueError, "unknown key 'text'"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, NotImplementedError, "multi_modal"),
         (b"a", TypeError, "bytes"),
+        (bytearray(b"a"), TypeError, "the prompt is a bytearray"),
     ],
 )
 def test_what_is_no_prompt(prompts, error, match):

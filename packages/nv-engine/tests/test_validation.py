@@ -72,8 +72,9 @@ def test_a_prompt_becomes_plain_ints_unless_it_is_said_to_be() -> None:
     given = [np.int64(3), True]
     assert repr(plain_prompt(given, FACTS)) == "[3, 1]"
     assert repr(plain_prompt(tuple(given), FACTS, plain=True)) == "[3, 1]"  # no list
-    with pytest.raises(ValueError, match="must be a list of integer token ids"):
-        plain_prompt([2.5], FACTS)
+    for wrong in ([2.5], b"ab", bytearray(b"ab"), "ab"):
+        with pytest.raises(ValueError, match="must be a list of integer token ids"):
+            plain_prompt(wrong, FACTS)  # type: ignore[arg-type]
     known = [3, 1]
     assert plain_prompt(known, FACTS) is not known
     assert plain_prompt(known, FACTS, plain=True) is known

@@ -13,7 +13,7 @@ from typing import Any
 from nv_engine import EngineConfig
 from nv_engine.names import ForeignNames
 from nv_engine.user_line import warn_user
-from nv_engine.values import shown
+from nv_engine.values import plain, shown
 
 from nv_api.arguments import SAMPLING
 from nv_api.option_names import ADVICE, INSTEAD, RENAMED
@@ -187,7 +187,7 @@ def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:
         if ours in known:
             twin = next(alias for alias, target in ALIASES.items() if target == ours)
             raise TypeError(f"{ours} and {twin} are one option: give one of them")
-        known[ours] = value.tolist() if hasattr(value, "tolist") else value  # numpy's, torch's
+        known[ours] = plain(value)
     return known
 
 

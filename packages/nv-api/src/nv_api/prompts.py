@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from nv_engine.values import shown, unicode
+from nv_engine.values import NOT_LISTS, shown, unicode
 
 from nv_api.said import Place
 from nv_api.tokenizer import Tokenizer
@@ -158,7 +158,7 @@ def checked_text(text: str, name: str) -> str:
 def _token_ids(ids: object, name: str) -> list[int]:
     if _is_array(ids):
         ids = ids.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
-    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+    if not isinstance(ids, Sequence) or isinstance(ids, NOT_LISTS):
         raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
     if ids and list(map(type, ids)).count(int) == len(ids):  # nearly always; a prompt is long
         return list(ids)

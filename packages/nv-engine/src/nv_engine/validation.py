@@ -17,7 +17,7 @@ from nv_engine.facts import ModelFacts, PoolingFacts
 from nv_engine.grammar import Grammar
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import EMBED_TASKS, PoolingParams
-from nv_engine.values import integer, shown
+from nv_engine.values import NOT_LISTS, integer, shown
 
 MAX_ID = 2**63 - 1
 """Largest id that a user may give a request."""
@@ -105,6 +105,10 @@ def _bound(facts: ModelFacts) -> str:
 
 
 def _plain_ids(token_ids: Iterable[int]) -> list[int]:
+    if isinstance(token_ids, NOT_LISTS):
+        raise ValueError(
+            f"the prompt must be a list of integer token ids: it is {shown(token_ids)}"
+        )
     try:
         prompt = list(token_ids)
         if set(map(type, prompt)) != {int}:  # plain ints nearly always, and a prompt is long

@@ -16,6 +16,8 @@ MAX_COUNT = 2**31 - 1
 """Largest count or token id: what a device keeps it in."""
 LARGEST = 3.4e38
 """Largest real number: what fp32 holds."""
+NOT_LISTS = str | bytes | bytearray
+"""Sequences that are never meant as lists of integers, though some hold them."""
 MAX_SHOWN = 200
 """Characters of a value that an error shows."""
 
@@ -148,7 +150,7 @@ def one_id(name: str, value: T) -> T:
 def _items(name: str, value: object, wanted: str) -> list[Any]:
     """The items of anything that can be iterated, but of no text."""
     items = plain(value)
-    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+    if isinstance(items, NOT_LISTS) or not isinstance(items, Iterable):
         raise ValueError(f"{name} is {shown(value)}: it must be {wanted}")
     return list(items)
 
@@ -168,4 +170,5 @@ def whole(value: Any) -> int | None:  # noqa: ANN401
 
 def plain(value: Any) -> Any:  # noqa: ANN401
     """A scalar or an array of numpy or torch as Python's own; anything else as it is."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    is_array = hasattr(value, "tolist") and not isinstance(value, type)  # not numpy.float32 itself
+    return value.tolist() if is_array else value
