@@ -99,6 +99,13 @@ def test_parts_rows_and_columns_of_blocks_are_used_where_they_lie():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [2, 20])
+def test_blocks_of_several_kinds_are_one_matrix(num_tokens, dtype):
+    kinds = ("Q4_K", "Q6_K", "Q5_1")
+    check(nk.Blocks.stack([blocks(kind, 21, 256) for kind in kinds]), num_tokens, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_an_order_of_columns(dtype):
     plain = grouped(12, 64, bits=4, group=32)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1)).int()

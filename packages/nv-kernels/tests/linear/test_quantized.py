@@ -152,7 +152,7 @@ def test_blocks_as_grouped(kind):
     if kind.endswith("_K"):  # two factors, rounded to fp16 once multiplied
         error = (got - whole).abs()
         q, scale, offset = BLOCK_KINDS[kind].unpack(
-            record.parts[0].view(-1, record.layout.num_bytes)
+            record.parts[0].view(-1, BLOCK_KINDS[kind].num_bytes)
         )
         largest = scale.abs().amax() * q.amax() + (0 if offset is None else offset.abs().amax())
         assert error.max() <= largest * 2**-11
@@ -161,6 +161,23 @@ def test_blocks_as_grouped(kind):
         assert torch.equal(got, whole)
     picked = record.rows(torch.tensor([4, 0])).grouped()
     assert torch.equal(picked.dense(torch.float32), got[[4, 0]])
+
+
+def test_a_stack_of_different_kinds_of_blocks():
+    kinds = ("Q4_K", "Q6_K", "Q4_1", "Q8_0")
+    records = [blocks(kind, 3, 256, seed=seed) for seed, kind in enumerate(kinds)]
+    index = torch.tensor([2, 0])
+    mixed = nk.Blocks.stack([records[0].rows(index), *records[1:]])
+    values = [record.dense(torch.float32) for record in records]
+    want = torch.cat([values[0][index], *values[1:]])
+    assert mixed.shape == (11, 256)
+    assert torch.equal(mixed.dense(torch.float32), want)
+    assert mixed.num_bytes == sum(record.num_bytes for record in records) + 88  # and the index
+    apart = [record.grouped().dense(torch.float32) for record in records]
+    together = mixed.grouped()
+    assert (together.bits, together.group_size) == (8, 16)
+    expected = torch.cat([apart[0][index], *apart[1:]])
+    torch.testing.assert_close(together.dense(torch.float32), expected, rtol=1e-6, atol=1e-7)
 
 
 def test_scales_too_large_for_fp16_stay_fp32():
@@ -256,8 +273,9 @@ def test_what_does_not_fit_is_refused_by_name():
         lambda: nk.Fp8(rows.codes, ones, None): r"scale has shape \(4, 2\): for codes \(4, 64\)",
         lambda: nk.Fp8(rows.codes, ones[:, 0], "tensor"): "inputs is 'tensor'",
         lambda: nk.Int8(int8(4, 64).codes, ones): r"scale has shape \(4, 2\)",
-        lambda: nk.Blocks.stack([blocks("Q4_0", 2, 64), blocks("Q8_0", 2, 64)]): "kind is",
+        lambda: nk.Blocks.stack([blocks("Q4_0", 2, 64), blocks("Q8_0", 2, 96)]): "columns are",
         lambda: nk.Blocks((four.codes,), "Q4_0"): r"rows are torch.uint8 \(4, 32\): Q4_0 needs",
+        lambda: nk.Blocks((four.codes,), ("Q4_0", "Q8_0")): "for 1 parts: each has one",
         lambda: nk.Blocks((four.codes,), "IQ2_S"): "kind is 'IQ2_S': it must be one of Q4_0, Q4_1",
     }.items():
         with pytest.raises(ValueError, match=message):

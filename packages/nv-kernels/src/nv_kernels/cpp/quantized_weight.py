@@ -171,7 +171,7 @@ def matrix_of(record: Quantized) -> QuantizedMatrix:
 
 @matrix_of.register
 def _(record: Blocks) -> QuantizedMatrix:
-    parts = [_rows(part, record.kind) for part in record.parts]
+    parts = [_rows(part, kind) for part, kind in zip(record.parts, record.kinds, strict=True)]
     index = None if record.index is None else record.index.data_ptr()
     return _matrix(record, *parts, index=index)
 
