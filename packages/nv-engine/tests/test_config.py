@@ -37,7 +37,7 @@ from nv_models.load import LOAD_FORMATS
         ("swap_space", "4"),
         ("max_num_seqs", 10**30),
         ("kv_cache_dtype", "int4"),
-        ("quantization", "bnb"),
+        ("quantization", 4),
         ("distributed_executor_backend", "mpi"),
         ("tensor_parallel_size", 0),
         ("tensor_parallel_size", 9),
@@ -49,15 +49,11 @@ def test_out_of_range_names_option_and_value(option: str, value: object) -> None
     assert str(value) in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("quantization", "awq"),
-    ],
-)
-def test_what_is_not_built_says_so(option: str, value: object) -> None:
-    with pytest.raises(NotImplementedError, match=f"{option}=.*not built"):
-        EngineConfig(model="m", **{option: value})
+def test_quantizations_that_are_built() -> None:
+    for name in (None, "fp8", "awq", "gptq_marlin", "compressed-tensors", "fp8_per_channel"):
+        assert EngineConfig(model="m", quantization=name).quantization == name
+    with pytest.raises(NotImplementedError, match=r"quantization='bnb' is not built: .* 'awq', "):
+        EngineConfig(model="m", quantization="bnb")
 
 
 def test_deterministic_has_its_own_attention() -> None:

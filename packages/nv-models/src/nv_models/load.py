@@ -114,6 +114,7 @@ def plan_model(
     pooler: PoolerConfig | None = None,
     hf_overrides: Mapping[str, Any] | None = None,
     files: ConfigFiles | None = None,
+    quantization: str | None = None,
 ) -> ModelPlan:
     """Decide how a checkpoint's model is loaded, without making any of it.
 
@@ -133,10 +134,13 @@ def plan_model(
         pooler: what the model makes of hidden states in place of logits, as `read_pooler` found it.
         hf_overrides: fields in place of those of config.json.
         files: both config files with these overrides, if `describe` has read them already.
+        quantization: a name of `quantization.OPTIONS`, with which the checkpoint must agree;
+            "fp8" quantizes a checkpoint in floats while it loads.
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a missing shard.
         ValueError: an unsupported architecture, format, dtype or parallel size.
+        NotImplementedError: weights that are quantized in a way that is not read.
 
     Warns:
         UserWarning: on rank 0, that an EOS id past the vocabulary was left out.
@@ -160,7 +164,7 @@ def plan_model(
     if checkpoint is not None:
         checkpoint = joined(checkpoint, pooler)
     row = ARCHITECTURES[config.architecture]
-    scheme = read_scheme(files.raw, row.quantization, checkpoint or NoFiles())
+    scheme = read_scheme(files.raw, row.quantization, checkpoint or NoFiles(), quantization)
     placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic), scheme)
     return ModelPlan(config, placement, checkpoint, seed, pooler)
 

@@ -200,6 +200,7 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
         max_positions=max_len,
         pooler=pooler,
         files=files,
+        quantization=config.quantization,
     )
     architecture, dtype = model_config.architecture, model.placement.dtype
     LOGGER.info("model: %s (%s), %s on %s", config.model, architecture, dtype, device)

@@ -85,10 +85,13 @@ class ExpertMLPs(nn.Module):
 
     def _refuse_quantized(self, name: str) -> None:
         scheme, module = self.placement.scheme, module_of(name, self.kind)
-        if scheme and scheme.form(f"{module}.experts.0.{self.kind.names.down}"):
+        shape = self.hidden_size, self.kind.width
+        own = f"{module}.experts.0.{self.kind.names.down}"
+        if scheme and scheme.form(Region(own, shape, range(shape[0]), self.kept)):
             raise NotImplementedError(
-                f"{module}.experts are quantized ({scheme.name}), which is not read: use the "
-                "checkpoint in floats, or a GGUF file, whose experts are dequantized"
+                f"{module}.experts are quantized ({scheme.name}), which is not built: use the "
+                "checkpoint in floats without quantization=, or a GGUF file, whose experts are "
+                "dequantized"
             )
 
     def finish(self) -> None:

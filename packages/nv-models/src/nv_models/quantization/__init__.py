@@ -6,21 +6,39 @@ Owns the choice of the scheme. Never reads a file.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nv_models.fields import table
+from nv_models.fields import flag, strings, table
 from nv_models.quantization.awq import AWQScheme
 from nv_models.quantization.compressed_tensors import CompressedTensorsScheme
+from nv_models.quantization.float_to_fp8 import FloatToFp8Scheme
 from nv_models.quantization.form import Files
 from nv_models.quantization.fp8 import Fp8Scheme
 from nv_models.quantization.gptq import GPTQScheme
 from nv_models.quantization.scheme import Scheme
 
+
+def read_fp8(config: Mapping[str, Any], files: Files) -> Scheme:
+    """The scheme of `quant_method: "fp8"`, whose files may still be in floats."""
+    if flag({"is_checkpoint_fp8_serialized": True, **config}, "is_checkpoint_fp8_serialized"):
+        return Fp8Scheme(config, files)
+    names = strings(config, "modules_to_not_convert") + strings(config, "ignored_layers")
+    return FloatToFp8Scheme(files, names)
+
+
 SCHEMES: dict[str, Callable[[Mapping[str, Any], Files], Scheme]] = {
     "awq": AWQScheme,
     "compressed-tensors": CompressedTensorsScheme,
-    "fp8": Fp8Scheme,
+    "fp8": read_fp8,
     "gptq": GPTQScheme,
 }
 """By `quant_method`."""
+OPTIONS: dict[str | None, str | None] = {
+    None: None,
+    **{name: name for name in SCHEMES},
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    **dict.fromkeys(("fp8_per_block", "fp8_per_channel", "fp8_per_tensor"), "fp8"),
+}
+"""Values of the option `quantization`, with vLLM's other names, and the scheme of each."""
 OTHER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files that have the `quantization_config` where config.json has none, and its `quant_method`."""
 
@@ -52,7 +70,46 @@ def quantization_method(raw: Mapping[str, Any], dequantized: str | None) -> str 
     return str(method)
 
 
-def read_scheme(raw: Mapping[str, Any], dequantized: str | None, files: Files) -> Scheme | None:
-    """The scheme of a checkpoint; errors are those of `quantization_method` and of the scheme."""
+def read_scheme(
+    raw: Mapping[str, Any], dequantized: str | None, files: Files, option: str | None = None
+) -> Scheme | None:
+    """The scheme of a checkpoint.
+
+    Args:
+        raw: the fields of config.json.
+        dequantized: as in `quantization_method`.
+        files: the checkpoint's tensors.
+        option: a name of OPTIONS that must agree with the checkpoint; "fp8" quantizes one in
+            floats while it loads. None: as the checkpoint is.
+
+    Raises:
+        NotImplementedError: a method, a variant or an option that is not built.
+        ValueError: the option and the checkpoint disagree, or a field has a wrong type.
+    """
     method = quantization_method(raw, dequantized)
-    return SCHEMES[method](quantization_config(raw), files) if method else None
+    asked = checked_option(option)
+    if asked is None or asked == method:
+        return SCHEMES[method](quantization_config(raw), files) if method else None
+    if asked == "fp8" and method is None and dequantized is None:
+        return FloatToFp8Scheme(files)
+    found = quantization_config(raw).get("quant_method")
+    raise ValueError(
+        f"quantization is {option!r}, and the checkpoint is "
+        f"{f'quantized as {found!r}' if found else 'in floats'}: leave quantization at None, which "
+        "reads what the checkpoint is"
+    )
+
+
+def checked_option(option: str | None) -> str | None:
+    """The scheme that the option `quantization` names.
+
+    Raises:
+        NotImplementedError: a name that is not in OPTIONS.
+    """
+    if option not in OPTIONS:
+        names = ", ".join(repr(name) for name in OPTIONS)
+        raise NotImplementedError(
+            f"quantization={option!r} is not built: it must be one of {names}, or None to read "
+            "what the checkpoint is"
+        )
+    return OPTIONS[option]

@@ -110,8 +110,9 @@ class AWQScheme(Scheme):
                 "points"
             )
 
-    def form(self, module: str) -> Form | None:
+    def form(self, region: Region) -> Form | None:
         """See `Scheme.form`. The head is in floats."""
+        module = region.module
         if module == "lm_head" or is_ignored(module, self._ignored):
             return None
         scale = float_dtype(self._files, f"{module}.scales", torch.float16)

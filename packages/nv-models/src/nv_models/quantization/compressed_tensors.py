@@ -180,8 +180,9 @@ class CompressedTensorsScheme(Scheme):
             Group.read(name, table(groups, name), config.get("format")) for name in groups
         ]
 
-    def form(self, module: str) -> Form | None:
+    def form(self, region: Region) -> Form | None:
         """See `Scheme.form`."""
+        module = region.module
         if any(matches(module, target) or target == LINEAR for target in self._ignored):
             return None
         for is_match in (lambda target: target == module, lambda target: matches(module, target)):

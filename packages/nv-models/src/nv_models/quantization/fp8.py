@@ -122,8 +122,9 @@ class Fp8Scheme(Scheme):
                     "use another checkpoint"
                 )
 
-    def form(self, module: str) -> Form | None:
+    def form(self, region: Region) -> Form | None:
         """See `Scheme.form`. The head is in floats."""
+        module = region.module
         if module == "lm_head" or is_ignored(module, self._ignored):
             return None
         if self._has_blocks:

@@ -139,8 +139,9 @@ class GPTQScheme(Scheme):
         self._inside = _modules_inside(config)
         self._form(self._config, "")  # refuses what no module could have
 
-    def form(self, module: str) -> Form | None:
+    def form(self, region: Region) -> Form | None:
         """See `Scheme.form`."""
+        module = region.module
         if module == "lm_head" and not self._has_head:
             return None
         for pattern, fields in self._rules:

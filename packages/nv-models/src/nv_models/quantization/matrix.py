@@ -102,7 +102,7 @@ def allocated(
     device: torch.device,
 ) -> LoadedMatrix | None:
     """Allocate a matrix of several parts; None: all of them are floats."""
-    forms = [scheme.form(region.module) if scheme else None for region in regions]
+    forms = [scheme.form(region) if scheme else None for region in regions]
     if scheme is None or not any(forms):
         return None
     parts = []

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from nv_models.listing import first_few
-from nv_models.quantization.form import Form
+from nv_models.quantization.form import Form, Region
 
 MIB = 2**20
 
@@ -42,12 +42,8 @@ class Scheme(ABC):
         self.dequantized: list[Dequantized] = []
 
     @abstractmethod
-    def form(self, module: str) -> Form | None:
-        """How the files keep a module's matrix; None: as plain floats.
-
-        Args:
-            module: a linear layer's name in the checkpoint.
-        """
+    def form(self, region: Region) -> Form | None:
+        """How the files keep the matrix of a linear layer; None: as plain floats."""
 
     def warn_of_dequantized(self, place: object) -> None:
         """Warn once of all matrices that were dequantized, and forget them."""
