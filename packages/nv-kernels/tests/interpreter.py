@@ -9,6 +9,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from interpreter_process import running_interpreter
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -42,8 +43,9 @@ def mend_interpreter() -> None:
     """Patch the interpreter so that it computes as a card does.
 
     bf16 is computed in fp32 and rounded to nearest: without the patch the interpreter works on the
-    raw bits and truncates. Dots are computed in fp64 and rounded to fp32: in fp32, NumPy's BLAS may
-    sum a row in an order that depends on its place in the tile, and a card does not.
+    raw bits and truncates. e4m3 is rounded to nearest, ties to even. Dots are computed in fp64 and
+    rounded to fp32: in fp32, NumPy's BLAS may sum a row in an order that depends on its place in
+    the tile, and a card does not.
     """
     import triton.language as tl  # noqa: PLC0415
     from triton.runtime import interpreter as inner  # noqa: PLC0415
@@ -55,9 +57,12 @@ def mend_interpreter() -> None:
     plain_convert = inner._convert_float
 
     def convert(data, source, target, rounding):
-        if (source, target) != (tl.float32, tl.bfloat16):
-            return plain_convert(data, source, target, rounding)
-        return _nearest_bfloat16(data)
+        if (source, target) == (tl.float32, tl.bfloat16):
+            return _nearest_bfloat16(data)
+        if (source, target) == (tl.float32, tl.float8e4nv):
+            single = torch.from_numpy(np.ascontiguousarray(data, dtype=np.float32))
+            return single.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+        return plain_convert(data, source, target, rounding)
 
     def widened(handle):
         if handle.dtype.scalar != tl.bfloat16:
@@ -66,7 +71,7 @@ def mend_interpreter() -> None:
         return inner.TensorHandle(values.view(np.float32), tl.float32)
 
     def in_fp64(handle):
-        if handle.dtype.scalar in (tl.float16, tl.float32):
+        if handle.dtype.scalar in (tl.float16, tl.float32, tl.int8):
             return handle.data.astype(np.float64)
         single = inner._convert_float(handle.data, handle.dtype.scalar, tl.float32, None)
         return single.view(np.float32).astype(np.float64)

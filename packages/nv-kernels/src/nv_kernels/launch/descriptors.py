@@ -12,12 +12,19 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+ELEMENTS = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.int8: gl.int8,
+}
+
 
 def describe(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
     """Describe a tensor for copies of one box at a time.
 
     Args:
-        tensor: bf16 or fp16, last dimension contiguous, 16-byte aligned.
+        tensor: bf16, fp16, e4m3 or int8, last dimension contiguous, 16-byte aligned.
         box: elements per copy in each dimension.
 
     Returns:
@@ -28,5 +35,4 @@ def describe(tensor: torch.Tensor, box: list[int]) -> TensorDescriptor:
 
 @cache
 def _layout(box: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    element = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
-    return gl.NVMMASharedLayout.get_default_for(list(box), element)
+    return gl.NVMMASharedLayout.get_default_for(list(box), ELEMENTS[dtype])

@@ -10,7 +10,7 @@ E4M3_MAX = 448.0
 BLOCK = 128  # columns per scale of x, and rows and columns per scale of a weight
 
 
-@op()
+@op(triton="nv_kernels.linear.quantized.triton_tokens")
 def quantize_tokens_fp8(
     x: torch.Tensor, inputs: str | float = "token"
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +39,7 @@ def quantize_tokens_fp8(
     return to_e4m3(values / by_columns(scale, x.shape[1])), scale
 
 
-@op()
+@op(triton="nv_kernels.linear.quantized.triton_tokens")
 def quantize_tokens_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each row to 8-bit integers; a row's result does not depend on the other rows.
 

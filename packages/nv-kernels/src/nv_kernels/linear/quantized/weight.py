@@ -42,7 +42,7 @@ class BatchInvariantQuantized(Weight):
         ).float()
 
 
-@op(cpp="nv_kernels.cpp.quantized_weight")
+@op(triton="nv_kernels.linear.triton.quantized_weight", cpp="nv_kernels.cpp.quantized_weight")
 def quantized_weight(record: Quantized) -> Weight:
     """Make the device's fastest weight of a record.
 
@@ -51,7 +51,7 @@ def quantized_weight(record: Quantized) -> Weight:
     return record
 
 
-@op(cpp="nv_kernels.cpp.quantized_weight")
+@op(triton="nv_kernels.linear.triton.quantized_weight", cpp="nv_kernels.cpp.quantized_weight")
 def batch_invariant_quantized_weight(record: Quantized) -> Weight:
     """Make a batch-invariant weight of a record; see `quantized_weight`."""
     return BatchInvariantQuantized(record)

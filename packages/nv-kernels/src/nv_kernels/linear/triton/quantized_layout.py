@@ -1,0 +1,131 @@
+"""Weight-only codes as the kernels on a card read them.
+
+Rows are padded to 64 and columns to 128, with code 0. Codes of 4 bits lie in units of 16 rows by
+128 columns, 1 KB each: byte j of a row has column j in its low half and column 64 + j in its high
+half, and the bytes are in the order in which a warp's threads hold the tensor cores' left operand.
+So a thread loads 16 adjacent bytes, and nothing is exchanged between threads. Codes of 8 bits stay
+in rows. Scales lie with the rows side by side, [G, N].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from nv_kernels.linear.quantized.fp8 import Fp8
+    from nv_kernels.linear.quantized.grouped import Grouped
+
+CHUNK = 128  # columns that one step of a kernel multiplies
+ROWS = 64  # rows that one tile of a kernel has at least
+UNIT_ROWS = 16
+SMALLEST_GROUP = 16
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """Codes of a weight [N, K] for weight-only products.
+
+    Attributes:
+        codes: uint8; 4 bits: [units of rows, chunks, 1024]; 8 bits and e4m3: [rows, columns].
+        scale: [G, rows].
+        offset: [G, rows] or None: with codes of 4 or 8 bits it is 2^(bits - 1) everywhere. In
+            zeros' dtype (bf16 128 + zero for 4 bits, int16 for 8 bits) or float.
+        kind: "4", "8" or "e4m3".
+        num_rows: N.
+        num_columns: K.
+        group: columns per scale; K where there is one group.
+        order: int32 [K] or None: column j multiplies x[:, order[j]].
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor | None
+    kind: str
+    num_rows: int
+    num_columns: int
+    group: int
+    order: torch.Tensor | None = None
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Rows and columns with padding."""
+        return -(-self.num_rows // ROWS) * ROWS, -(-self.num_columns // CHUNK) * CHUNK
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether `offset` has zero points, which are subtracted from the codes."""
+        return self.offset is not None and self.offset.dtype == torch.int16
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        tensors = (self.codes, self.scale, self.offset, self.order)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def fits(columns: int, groups: int) -> bool:
+    """Whether the kernels take groups of this size: a power of 2 from 16, or multiples of 128."""
+    group = columns // groups
+    if groups == 1 or group % CHUNK == 0:
+        return True
+    return group >= SMALLEST_GROUP and group & (group - 1) == 0
+
+
+def lay_out_grouped(record: Grouped) -> LaidOut:
+    """Lay out a record's codes, scales and offsets; `fits` must hold."""
+    rows, columns = record.shape
+    codes = record.codes
+    if record.bits == 4:
+        codes = torch.stack((codes & 15, codes >> 4), dim=-1).view(rows, columns)
+    codes = _padded(codes)
+    if record.bits == 4:
+        codes = interleave(codes)
+    offset = record.offset
+    if offset is not None and not offset.is_floating_point():
+        # 128 + zero in bf16, as 16 bits: what the kernel subtracts from 128 + code.
+        offset = (offset + 128.0).bfloat16().view(torch.int16) if record.bits == 4 else offset
+        offset = offset.to(torch.int16)
+    groups = record.scale.shape[1]
+    return LaidOut(
+        codes, _beside(record.scale), None if offset is None else _beside(offset),
+        str(record.bits), rows, columns, columns // groups, record.order,
+    )  # fmt: skip
+
+
+def lay_out_fp8(record: Fp8) -> LaidOut:
+    """Lay out e4m3 codes for products that do not quantize x."""
+    rows, columns = record.shape
+    codes = _padded(record.codes.view(torch.uint8))
+    group = CHUNK if record.has_blocks else columns
+    return LaidOut(codes, _beside(record.row_scale()), None, "e4m3", rows, columns, group)
+
+
+def interleave(codes: torch.Tensor) -> torch.Tensor:
+    """Order codes of 4 bits [N, K], one per byte, as the kernels read them: [N/16, K/128, 1024].
+
+    A thread of a warp holds rows r and r + 8, r its number / 4, and of each 16 columns 2q, 2q + 1,
+    2q + 8 and 2q + 9, q its number % 4.
+    """
+    rows, columns = codes.shape
+    halves = codes.view(rows, columns // CHUNK, 2, ROWS)
+    packed = halves[:, :, 0] | halves[:, :, 1] << 4
+    # unit, row 8, row, chunk, half of the bytes, column 16, column 8, pair, column
+    bits = packed.view(rows // UNIT_ROWS, 2, 8, columns // CHUNK, 2, 2, 2, 4, 2)
+    return bits.permute(0, 3, 4, 2, 7, 5, 6, 1, 8).reshape(rows // UNIT_ROWS, -1, 1024)
+
+
+def _padded(codes: torch.Tensor) -> torch.Tensor:
+    rows, columns = codes.shape
+    if rows % ROWS == 0 and columns % CHUNK == 0:
+        return codes.contiguous()
+    return functional.pad(codes, (0, -columns % CHUNK, 0, -rows % ROWS))
+
+
+def _beside(values: torch.Tensor) -> torch.Tensor:
+    """Transpose [N, G] to [G, N], the rows padded."""
+    padded = functional.pad(values.t(), (0, -values.shape[0] % ROWS))
+    return padded.contiguous()
