@@ -63,6 +63,40 @@ assert torch.equal(nk.gelu_and_mul(x), want)
 torch.testing.assert_close(triton_gelu.gelu_and_mul(x), want)
 print("equal")
 """
+WEIGHT = """
+import nv_kernels as nk
+import torch
+
+torch.manual_seed(0)
+weight = nk.Mxfp4(
+    torch.randint(256, (6, 32), dtype=torch.uint8),
+    torch.randint(120, 130, (6, 2), dtype=torch.uint8),
+)
+rows = []
+for row in range(6):
+    values = []
+    for column in range(64):
+        code = int(weight.codes[row, column // 2]) >> 4 * (column % 2) & 15
+        value = [0, 0.5, 1, 1.5, 2, 3, 4, 6][code & 7] * (-1 if code & 8 else 1)
+        values.append(value * 2.0 ** (int(weight.scale[row, column // 32]) - 127))
+    rows.append(values)
+dense = torch.tensor(rows)
+assert torch.equal(weight.dense(torch.float32), dense)
+assert weight.num_bytes == 6 * (32 + 2)
+stack = nk.Mxfp4.stack([weight, weight.rows(torch.tensor([5, 1]))])
+x, bias = torch.randn(9, 64), torch.randn(8)
+norm = torch.nn.RMSNorm(64, 1e-6).requires_grad_(False)
+wanted = torch.cat([dense, dense[[5, 1]]])
+for name in ("fast", "batch_invariant"):
+    made = nk.arithmetic(name).quantized(stack)
+    torch.testing.assert_close(made.linear(x, bias), x @ wanted.T + bias)
+    torch.testing.assert_close(made.logits(x), x @ wanted.T)
+    out, _ = made.norm_linear(nk.Stream(x), norm)
+    torch.testing.assert_close(out, nk.rms_norm(x, norm.weight, 1e-6) @ wanted.T)
+whole = made.linear(x.bfloat16())
+assert torch.equal(made.linear(x[4:5].bfloat16()), whole[4:5])
+print("equal")
+"""
 BACKEND = """
 import nv_kernels as nk
 import torch
@@ -213,6 +247,14 @@ def test_without_its_row_qwen2_is_refused(tmp_path):
 def test_an_op_is_a_definition_and_a_version_that_is_compared_with_it(tmp_path):
     environment = with_diffs("add-an-op.md", tmp_path) | {"TRITON_INTERPRET": "1"}
     assert output_of(OP, environment) == "equal"
+
+
+def test_a_kind_of_quantized_weight_is_a_file_and_a_name(tmp_path):
+    environment = with_diffs("add-a-quantization.md", tmp_path)
+    assert output_of(WEIGHT, environment) == "equal"
+    (diff,) = diffs_of("add-a-quantization.md")
+    added = re.findall(r"^\+(?!\+\+)", diff.partition("/__init__.py")[2], re.MULTILINE)
+    assert len(added) == 2  # an import and a name
 
 
 def test_a_backend_is_a_file_and_its_name(tmp_path):

@@ -132,19 +132,24 @@ class CppQuantized(Weight):
 
 def quantized_weight(record: Quantized) -> Weight:
     """Make a weight; see `nv_kernels.linear.quantized.weight.quantized_weight`."""
-    if kernel("linear_quantized", torch.float32, torch.float32) is None:
-        return record
-    return CppQuantized(record, matrix_of(record), record)
+    matrix = _matrix_of(record)
+    return record if matrix is None else CppQuantized(record, matrix, record)
 
 
 def batch_invariant_quantized_weight(record: Quantized) -> Weight:
     """Make a weight of which every row of x is multiplied in the same way."""
-    invariant = BatchInvariantQuantized(record)
-    if kernel("linear_quantized", torch.float32, torch.float32) is None:
+    invariant, matrix = BatchInvariantQuantized(record), _matrix_of(record)
+    if matrix is None:
         return invariant
-    matrix = matrix_of(record)
     matrix.invariant = True
     return CppQuantized(record, matrix, invariant)
+
+
+def _matrix_of(record: Quantized) -> QuantizedMatrix | None:
+    """Describe a record to the kernels; None if no kernel takes it."""
+    if kernel("linear_quantized", torch.float32, torch.float32) is None:
+        return None
+    return matrix_of(record)
 
 
 def _rows(codes: torch.Tensor, kind: str, **more: object) -> QuantizedRows:
@@ -164,9 +169,12 @@ def _matrix(record: Quantized, *parts: QuantizedRows, **more: object) -> Quantiz
 
 
 @singledispatch
-def matrix_of(record: Quantized) -> QuantizedMatrix:
-    """Describe a record to the kernels; it must outlive the result."""
-    raise TypeError(f"{type(record).__name__} has no kernel")
+def matrix_of(record: Quantized) -> QuantizedMatrix | None:
+    """Describe a record to the kernels, or return None for a kind that they do not multiply.
+
+    The record must outlive the result.
+    """
+    return None
 
 
 @matrix_of.register

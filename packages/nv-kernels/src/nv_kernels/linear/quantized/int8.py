@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.linear.quantized.record import Quantized, check_columns
+from nv_kernels.linear.quantized.record import ByRows
 from nv_kernels.linear.quantized.tokens import quantize_tokens_int8
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Self
-
     from nv_kernels.linear.quantized.record import Multiply
 
 EXACT_COLUMNS = 1024  # of integers of 8 bits, whose products fp32 adds exactly: 1024 * 2^14 = 2^24
 
 
 @dataclass(frozen=True)
-class Int8(Quantized):
+class Int8(ByRows):
     """Codes from -128 to 127; the product quantizes each token, for every number of tokens.
 
     Attributes:
@@ -44,30 +41,9 @@ class Int8(Quantized):
         """See `Quantized.shape`."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    @property
-    def device(self) -> torch.device:
-        """See `Quantized.device`."""
-        return self.codes.device
-
-    @property
-    def num_bytes(self) -> int:
-        """See `Quantized.num_bytes`."""
-        return self.codes.nbytes + self.scale.nbytes
-
     def dense(self, dtype: torch.dtype) -> torch.Tensor:
         """See `Quantized.dense`."""
         return (self.codes.float() * self.scale[:, None]).to(dtype)
-
-    def rows(self, index: torch.Tensor) -> Self:
-        """See `Quantized.rows`."""
-        return replace(self, codes=self.codes[index], scale=self.scale[index])
-
-    @classmethod
-    def stack(cls, parts: Sequence[Self]) -> Self:
-        """See `Quantized.stack`."""
-        check_columns(parts)
-        codes = torch.cat([part.codes for part in parts])
-        return replace(parts[0], codes=codes, scale=torch.cat([part.scale for part in parts]))
 
     def product(
         self, x: torch.Tensor, multiply: Multiply, bias: torch.Tensor | None

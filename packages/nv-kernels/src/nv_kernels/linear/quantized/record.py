@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
+
 from nv_kernels.linear.definitions import linear
 from nv_kernels.linear.head import logits
 from nv_kernels.linear.weight import Weight
@@ -16,8 +18,6 @@ from nv_kernels.linear.weight import Weight
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self
-
-    import torch
 
     Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -80,6 +80,43 @@ class Quantized(Weight):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Weight.logits`."""
         return self.product(hidden, lambda x, values, _: logits(x, values), None).float()
+
+
+class ByRows(Quantized):
+    """A dataclass whose tensors have a row per output: a subclass defines `shape` and `dense`."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return its tensors by name, each [N, …]."""
+        return {
+            name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)
+        }
+
+    @property
+    def device(self) -> torch.device:
+        """See `Quantized.device`."""
+        return next(iter(self.tensors().values())).device
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Quantized.num_bytes`."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def rows(self, index: torch.Tensor) -> Self:
+        """See `Quantized.rows`."""
+        some = {name: tensor[index] for name, tensor in self.tensors().items()}
+        return type(self)(**{**vars(self), **some})
+
+    @classmethod
+    def stack(cls, parts: Sequence[Self]) -> Self:
+        """See `Quantized.stack`."""
+        check_columns(parts)
+        fields = {
+            name: torch.cat([getattr(part, name) for part in parts])
+            if name in parts[0].tensors()
+            else common(parts, name)
+            for name in vars(parts[0])
+        }
+        return cls(**fields)
 
 
 def common(parts: Sequence[Quantized], field: str) -> object:
