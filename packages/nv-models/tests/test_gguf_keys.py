@@ -66,8 +66,12 @@ EVEN = ": it must be even, as the rotary embedding turns pairs; use another chec
             "A.rope.scaling.original_context_length is 4294967295: it must be a number",
         ),
         *(
-            ({key: 2**32 - 1}, f"A.{key} is 4294967295: it must be at most 2147483647")
-            for key in ("context_length", "block_count", "feed_forward_length")
+            ({key: 2**32 - 1}, f"A.{key} is 4294967295: it must be at most {most}")
+            for key, most in {
+                "context_length": 2147483647,
+                "block_count": 2048,
+                "feed_forward_length": 2147483647,
+            }.items()
         ),
         (
             {"embedding_length": 64},

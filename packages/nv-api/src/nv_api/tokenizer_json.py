@@ -29,7 +29,7 @@ PROBE = "hi there\n é"
 NAME = re.compile(r"<.*>|\[.*\]")
 """A word that stands for something else than its text, as <unused7> and <0x0A>: no merge makes it.
 """
-LEAST_WORDS, MOST_WORDS = 16, 256
+LEAST_WORDS, MOST_WORDS = 16, 1024
 """Words of a vocabulary whose merges are tried; fewer than the first may be anything."""
 LEAST_MADE = 0.9
 """Share of them that the merges of every known tokenizer make: SmolLM2's make all."""
@@ -152,11 +152,10 @@ def _check_merges(words: Tokenizer, file: Path) -> None:
     model = words.model
     if not isinstance(model, BPE) or model.end_of_word_suffix or model.continuing_subword_prefix:
         return
+    size = words.get_vocab_size(with_added_tokens=False)
     added = {token.content for token in words.get_added_tokens_decoder().values()}
-    vocabulary = words.get_vocab(with_added_tokens=False)
-    words_of_it = [w for w in vocabulary if len(w) > 1 and w not in added and not NAME.fullmatch(w)]
-    spread = sorted(words_of_it, key=vocabulary.__getitem__)[:: 1 + len(words_of_it) // MOST_WORDS]
-    sample = [word for word in spread if vocabulary.keys() >= set(word)]  # of letters that it has
+    spread = [words.id_to_token(index) for index in range(0, size, 1 + size // MOST_WORDS)]
+    sample = [word for word in spread if word and word not in added and _is_merged(word, words)]
     count = sum(len(model.tokenize(word)) == 1 for word in sample)
     if len(sample) < LEAST_WORDS or count >= LEAST_MADE * len(sample):
         return
@@ -168,6 +167,12 @@ def _check_merges(words: Tokenizer, file: Path) -> None:
     if not count:
         raise ValueError(message)
     warn_user(message)
+
+
+def _is_merged(word: str, words: Tokenizer) -> bool:
+    """Whether a word is made of letters that the vocabulary has, and not a name."""
+    is_made = len(word) > 1 and not NAME.fullmatch(word)
+    return is_made and all(words.token_to_id(letter) is not None for letter in word)
 
 
 def _add(words: Tokenizer, added: Mapping[int, AddedToken], folder: Path) -> None:

@@ -16,6 +16,13 @@ from nv_models.missing import why_missing
 from nv_models.pointer import refuse_pointer
 
 LARGEST_SIZE = 2**31 - 1
+MOST = {
+    "num_hidden_layers": 2048,
+    "num_experts": 8192,
+    "num_local_experts": 8192,
+    "num_labels": 2**20,
+}
+"""Of what each is a Python object: many times what models have."""
 """Sizes are kept in 32 bits; a larger one is a mistake."""
 
 
@@ -55,8 +62,9 @@ def size(values: Mapping[str, Any], name: str, default: int | None = None) -> in
     value = _given(values, name, default)
     if not _is_integer(value) or value < 1:
         raise ValueError(f"{name} is {value!r:.200}: it must be a positive integer")
-    if value > LARGEST_SIZE:
-        raise ValueError(f"{name} is {value!r:.200}: it must be at most {LARGEST_SIZE}")
+    most = MOST.get(name, LARGEST_SIZE)
+    if value > most:
+        raise ValueError(f"{name} is {value!r:.200}: it must be at most {most}")
     return int(value)
 
 
