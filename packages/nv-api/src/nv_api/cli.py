@@ -215,6 +215,8 @@ def serve(
     ssl_keyfile_password: Annotated[str | None, typer.Option(help="Of the key.")] = None,
     ssl_ca_certs: Annotated[str | None, typer.Option(help="Certificates of clients.")] = None,
     keep_alive: Annotated[float, typer.Option(help="Seconds of an idle connection.")] = 75.0,
+    head_timeout: Annotated[float, typer.Option(help="Seconds for a request's head.")] = 30.0,
+    body_timeout: Annotated[float, typer.Option(help="Seconds for a request's body.")] = 120.0,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="A key that requests need; several may be given.", envvar="NV_API_KEY"),
@@ -311,6 +313,8 @@ def serve(
             uds=uds,
             root_path=root_path,
             keep_alive=keep_alive,
+            head_timeout=head_timeout,
+            body_timeout=body_timeout,
             ssl_keyfile=ssl_keyfile,
             ssl_certfile=ssl_certfile,
             ssl_keyfile_password=ssl_keyfile_password,

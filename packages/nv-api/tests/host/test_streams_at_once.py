@@ -209,8 +209,10 @@ NUM_DEAF, NUM_READING = 50, 200
 
 
 def test_s28_50_clients_that_never_read_and_200_that_do(start, capfd):
-    script = {"step_seconds": 0.002, "num_tokens": 3000, "max_model_len": 4096}
-    script |= {"num_blocks": 60_000}
+    # However slow the machine, and so however many tokens are in one event, more than the buffers
+    # take: a deaf client's answer ends by the write timeout alone.
+    script = {"step_seconds": 0.002, "num_tokens": 100_000, "max_model_len": 200_000}
+    script |= {"num_blocks": 400_000}
     server = start(script, {"max_model_len": None}, write_timeout=2.0)
     server.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     usage = {"include_usage": True, "continuous_usage_stats": True}  # long events
@@ -219,8 +221,8 @@ def test_s28_50_clients_that_never_read_and_200_that_do(start, capfd):
         end = socket.socket()
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         end.connect(("127.0.0.1", server.port))
-        body = {"prompt": "ab", "max_tokens": 3000, "stream": True, "stream_options": usage}
-        end.sendall(request_bytes(body))
+        body = {"prompt": "ab", "max_tokens": 90_000, "stream": True, "stream_options": usage}
+        end.sendall(request_bytes({**body, "return_token_ids": True}))
         deaf.append(end)
     server.until(lambda: server.llm.num_unfinished == NUM_DEAF)
 

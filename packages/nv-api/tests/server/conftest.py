@@ -395,14 +395,15 @@ def engine_server(monkeypatch, speaking_checkpoint):
     """Start a server over the real engine, with a device; None: the tiny model on the CPU."""
     with ExitStack() as stack:
 
-        def start(device=None, **options):
+        def start(device=None, waits=True, **options):
             monkeypatch.setattr(nv_api.async_llm, "HostProcess", lambda: HostThread(device))
             llm = nv_api.AsyncLLM(
                 speaking_checkpoint, device="cpu", max_model_len=512, num_kvcache_blocks=64,
                 kvcache_block_size=16,
             )  # fmt: skip
             served = stack.enter_context(_running(llm, ServeOptions(model="m/tiny", **options)))
-            served.until(lambda: llm.is_ready, 60)
+            if waits:
+                served.until(lambda: llm.is_ready, 60)
             return served
 
         yield start

@@ -1,6 +1,7 @@
 """Keys, the queue, deadlines, and the end of a server."""
 
 import asyncio
+import gc
 import signal
 import threading
 import time
@@ -9,6 +10,7 @@ import httpx
 import pytest
 from nv_api.server.listening import Listening
 from nv_api.server.options import ServeOptions, byte_size
+from scripted_device import ScriptedDevice
 
 
 def many(served, number, **fields):
@@ -160,6 +162,49 @@ def test_s04_a_signal_lets_running_requests_end(serve, events):
     assert not served.thread.is_alive()
     assert served.server.exit_code == 0
     assert served.llm.aborted == []
+
+
+def test_s04_a_signal_while_the_model_loads(serve):
+    served = serve(script={"loaded": False})
+    served.service.lifecycle.guards.add("a request")  # holds the port open
+    served.call(served.server.handle_exit, signal.SIGTERM, None)
+    refused = served.complete()
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    served.service.lifecycle.guards.clear()
+    served.thread.join(10)
+    assert served.server.exit_code == 0
+
+
+def test_s04_a_load_that_is_broken_off_is_no_error_in_the_log(engine_server, caplog, capfd):
+    device = LoadingDevice()
+    served = engine_server(device, waits=False)
+    assert device.is_asked.wait(60)
+    served.call(served.server.handle_exit, signal.SIGTERM, None)
+    served.until(lambda: served.llm.loss is not None, 20)
+    device.may_go.set()
+    served.thread.join(20)
+    gc.collect()  # a task whose error nothing has read is logged when it is freed
+    assert served.server.exit_code == 0
+    assert not [record for record in caplog.records if record.exc_info]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+class LoadingDevice(ScriptedDevice):
+    """A device that is made once it may be."""
+
+    def __init__(self):
+        self.is_asked, self.may_go = threading.Event(), threading.Event()
+        super().__init__()
+
+    @property
+    def facts(self):
+        self.is_asked.set()
+        assert self.may_go.wait(60)
+        return self._facts
+
+    @facts.setter
+    def facts(self, facts):
+        self._facts = facts
 
 
 def test_s04_what_does_not_end_in_time_is_aborted(serve, events):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from nv_api.server.protocol.errors import ErrorEnvelope
+from nv_engine.values import shown
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -73,6 +74,11 @@ WRONG = [
     ("response_format", {"type": "json_schema", "json_schema": {"schema": 5}}),
     ("stream", "yes"),
     ("stream_options", {"include_usage": 3}),
+    ("stream_options", {"include_usage": True}),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"schema": {"type": "object"}, "strict": "no"}},
+    ),
     ("cache_salt", 5),
     ("truncate_prompt_tokens", 5),
     ("use_beam_search", True),
@@ -100,6 +106,10 @@ OF_CHAT = [
     ("chat_template_kwargs", [1]),
     ("chat_template_kwargs", {"tokenize": True}),
     ("reasoning_effort", 3),
+    ("reasoning_effort", "lots"),
+    ("verbosity", 1),
+    ("verbosity", "loud"),
+    ("tools", [{"type": "function", "function": {"name": "f", "strict": "yes"}}]),
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "a"}),
     ("web_search_options", {}),
@@ -130,6 +140,44 @@ def test_s07_a_wrong_field_of_a_chat_is_refused_and_named(served, field, value):
     assert error["type"] == "invalid_request_error"
     assert field in f"{error['param']} {error['message']}", error
     assert len(error["message"]) < 1000
+
+
+def test_unknown_words_are_refused_with_those_that_are_known(served):
+    error = refusal(served.post(CHAT, {"messages": MESSAGES, "reasoning_effort": "lots"}))
+    assert error["param"] == "reasoning_effort"
+    assert error["message"].startswith("reasoning_effort is 'lots': it must be 'none', 'minimal'")
+    error = refusal(served.post(CHAT, {"messages": MESSAGES, "verbosity": "loud"}))
+    assert error["message"] == "verbosity is 'loud': it must be 'low', 'medium' or 'high'"
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high", "xhigh", "max"])
+def test_known_words_are_taken(served, effort):
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    fields = {"reasoning_effort": effort, "verbosity": "low", "tools": tools}
+    assert served.post(CHAT, {"messages": MESSAGES, **fields}).status_code == 200
+
+
+@pytest.mark.parametrize("number", [2**64, 10**22 + 1, -(2**70) - 1, 10**300 + 1])
+def test_a_refused_integer_is_shown_as_it_was_sent(served, number):
+    error = refusal(served.post(TEXT, {"prompt": "ab", "seed": number}))
+    assert error["message"].startswith(f"seed is {shown(number)}: ")
+    error = refusal(served.post(TEXT, {"prompt": [5, number]}))
+    assert str(number)[:100] in error["message"]
+
+
+def test_an_integer_that_is_no_double_is_refused(served):
+    content = b'{"prompt": "ab", "seed": ' + b"1" * 5000 + b"}"
+    headers = {"content-type": "application/json"}
+    response = served.client.post(TEXT, content=content, headers=headers)
+    assert refusal(response)["code"] == "invalid_json"
+
+
+def test_a_large_integer_inside_a_schema_is_no_fault_of_the_server(served):
+    schema = {"type": "object", "properties": {"a": {"maximum": 10**30}}}
+    tool = {"type": "function", "name": "f", "parameters": schema}
+    response = served.post("/v1/responses", {"input": "ab", "tools": [tool]})
+    assert response.status_code == 200
+    assert response.json()["tools"][0]["parameters"]["properties"]["a"]["maximum"] == 1e30
 
 
 @pytest.mark.parametrize(("field", "value"), WRONG + OF_COMPLETIONS, ids=lambda v: str(v)[:40])

@@ -312,6 +312,9 @@ WRONG = [
     ("text", {"format": {"type": "json_schema"}}, "text.format.schema"),
     ("text", {"format": {"type": "json_schema", "schema": {"a": "x" * 70000}}}, "text.format"),
     ("reasoning", {"effort": 3}, "reasoning.effort"),
+    ("reasoning", {"effort": "lots"}, "reasoning.effort"),
+    ("text", {"verbosity": "loud"}, "text.verbosity"),
+    ("stream_options", {"include_obfuscation": False}, "stream_options"),
     ("stream", "yes", None),
 ]
 

@@ -3,6 +3,7 @@
 Owns what is JSON, its depth, and the sentences about fields that are wrong.
 """
 
+import json
 import re
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_DEPTH = 100
 """Most brackets that may be open at one point of a body."""
+TO_ZEROS, ZEROS = bytes.maketrans(b"123456789", b"0" * 9), b"0" * 20
+"""A body with an integer over 64 bits has so many digits in a row; to look for them so takes a
+tenth of a regular expression's time."""
 _JSON = re.compile(r"application/(?:[\w.-]+\+)?json")
 
 
@@ -83,7 +87,28 @@ def _parsed(content: bytes) -> dict[str, Any]:
         _check_depth(value)
     if b"\\u0000" in content:
         _check_nulls(value, "")
+    if ZEROS in content.translate(TO_ZEROS):
+        exact: dict[str, Any] = _exact(value, json.loads(content))
+        return exact
     return value
+
+
+def _exact(rough: Any, whole: Any) -> Any:  # noqa: ANN401
+    """A body whose integers over 64 bits, which orjson rounds, are exact in fields and their lists.
+
+    What is nested in objects of the client's, such as schemas, stays as orjson can write it again.
+    """
+    if isinstance(rough, dict):
+        return {
+            name: member if isinstance(member, dict) else _exact(member, whole[name])
+            for name, member in rough.items()
+        }
+    if isinstance(rough, list):
+        return [
+            each if isinstance(each, dict) else _exact(each, other)
+            for each, other in zip(rough, whole, strict=True)
+        ]
+    return whole if isinstance(rough, float) else rough
 
 
 def _check_depth(value: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ from nv_api.server.options import ServeOptions
 from nv_api.server.parsers import Parsers
 from nv_api.server.protocol.fields import Json, Sampling
 from nv_api.server.schema_limits import check_depth, check_size
-from nv_api.server.tools import Tools
+from nv_api.server.tools import Tools, check_strict
 from nv_api.structured import fault
 
 
@@ -225,10 +225,11 @@ def _schema(given: Json) -> Mapping[str, Any]:
         )
     named = given.get("json_schema")
     schema = named.get("schema") if isinstance(named, dict) else None
-    if not isinstance(schema, dict):
+    if not isinstance(named, dict) or not isinstance(schema, dict):
         raise invalid(
             f"response_format.json_schema is {shown(named)}: it must be an object whose `schema` "
             "is a JSON schema",
             "response_format.json_schema",
         )
+    check_strict(named, "response_format.json_schema")
     return schema

@@ -43,7 +43,7 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raise the reason why a new request cannot run."""
-        if (problem := self.problem() or self.drain_problem()) is not None:
+        if (problem := self.drain_problem() or self.problem()) is not None:
             raise problem
 
     def drain_problem(self) -> ApiError | None:

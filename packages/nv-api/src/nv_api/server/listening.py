@@ -15,6 +15,7 @@ from nv_engine import values
 from nv_engine.values import shown
 
 MAX_PORT = 65535
+MAX_SECONDS = 24 * 3600.0
 MAX_PATH_BYTES = 107
 """Of a unix socket's path, on Linux."""
 
@@ -38,6 +39,10 @@ class Listening:
     """What a proxy has cut from the beginning of paths."""
     keep_alive: float = 75.0
     """Seconds that an idle connection is kept; longer than nginx keeps one."""
+    head_timeout: float = 30.0
+    """Seconds for a request's first line and headers, from the connection or the first byte on."""
+    body_timeout: float = 120.0
+    """Seconds for a request's body, from its head on."""
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile_password: str | None = None
@@ -45,7 +50,9 @@ class Listening:
 
     def __post_init__(self) -> None:
         values.integer("port", self.port, 0, MAX_PORT)
-        values.real("keep_alive", self.keep_alive, 0.0, 86400.0)
+        values.real("keep_alive", self.keep_alive, 0.0, MAX_SECONDS)
+        for name in "head_timeout", "body_timeout":
+            values.real(name, getattr(self, name), 0.0, MAX_SECONDS, above=True)
         if self.root_path and not self.root_path.startswith("/"):
             raise ValueError(f"root_path is {shown(self.root_path)}: it must begin with /")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

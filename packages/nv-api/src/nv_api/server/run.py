@@ -119,6 +119,8 @@ class Server(uvicorn.Server):
         except LOADING_ERRORS as error:
             self._fail(str(error))
             return
+        except RuntimeError:  # the model is lost, which `_watch` sees, or closed after a signal
+            return
         gc.collect()
         gc.freeze()  # the collector need not walk over what was loaded
         LOGGER.info("ready: %s serves %s", self._place, ", ".join(self._service.options.names))
@@ -197,7 +199,7 @@ def _config(app: FastAPI, listening: Listening) -> uvicorn.Config:
     """Uvicorn's options."""
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=partial(Connection, listening=listening),  # type: ignore[arg-type]  # makes one, too
         host=listening.host,
         port=listening.port,
         uds=listening.uds,

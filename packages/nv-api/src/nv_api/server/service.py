@@ -118,8 +118,8 @@ class Service:
         )
 
     async def load(self) -> None:
-        """Load the model; if that fails, routes answer 503 with the reason."""
-        with suppress(*LOADING_ERRORS):
+        """Load the model; if that fails or is broken off, routes answer 503 with the reason."""
+        with suppress(*LOADING_ERRORS, RuntimeError):  # lost or closed: `llm.loss` has the reason
             await self.llm.ready()
 
     async def beat(self) -> None:

@@ -126,7 +126,16 @@ def _function(tool: Mapping[str, Any], place: str) -> Function:
             "is an object",
             f"{place}.function.parameters",
         )
+    check_strict(function, f"{place}.function")
     return Function(name, parameters)
+
+
+def check_strict(given: Mapping[str, Any], place: str) -> None:
+    """Refuse a `strict` that is no boolean; it has no other effect, as every form is kept to."""
+    if not isinstance(strict := given.get("strict"), bool | None):
+        raise invalid(
+            f"{place}.strict is {shown(strict)}: it must be true or false", f"{place}.strict"
+        )
 
 
 def _is_name(name: str) -> bool:

@@ -17,7 +17,7 @@ from nv_api.server.answers.form import Head
 from nv_api.server.demand import demand_of, own_demand
 from nv_api.server.errors import ApiError, invalid, refusals, renamed, unsupported
 from nv_api.server.generation import Generation
-from nv_api.server.jobs.job import ignored_fields
+from nv_api.server.jobs.job import check_stream_options, ignored_fields
 from nv_api.server.messages import check_no_template, check_rendered, conversation
 from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.chat import ChatRequest
@@ -46,6 +46,7 @@ class ChatJob:
 
     def __init__(self, asked: ChatRequest, service: Service, request_id: str) -> None:
         _check_built(asked)
+        check_stream_options(asked)
         self._asked = asked
         self._service = service
         self._head = Head(

@@ -16,7 +16,7 @@ from nv_api.server.demand import response_demand
 from nv_api.server.errors import ApiError, invalid, refusals, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.inputs import input_list, tokenized
-from nv_api.server.jobs.job import ignored_fields
+from nv_api.server.jobs.job import check_stream_options, ignored_fields
 from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.completions import CompletionRequest
 from nv_api.server.sampling import fitted, sampling_params
@@ -42,6 +42,7 @@ class CompletionJob:
 
     def __init__(self, asked: CompletionRequest, service: Service, request_id: str) -> None:
         _check_built(asked)
+        check_stream_options(asked)
         self._asked = asked
         self._service = service
         self._head = Head(

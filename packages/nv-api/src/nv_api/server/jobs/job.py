@@ -10,9 +10,10 @@ from nv_engine import PoolingParams, SamplingParams
 
 from nv_api.prompts import TokenPrompt
 from nv_api.server.answers.form import Events, Whole
-from nv_api.server.errors import ApiError
+from nv_api.server.errors import ApiError, invalid
 from nv_api.server.generation import Generation
-from nv_api.server.protocol.fields import Asked
+from nv_api.server.protocol.fields import Asked, Sampling
+from nv_api.server.protocol.responses import ResponsesRequest
 from nv_api.server.sampling import KNOWN_ELSEWHERE
 
 MAX_NAMES = 32
@@ -51,6 +52,15 @@ class Job(Protocol):
 
     def whole(self, generation: Generation) -> Whole:
         """The answer in one piece."""
+
+
+def check_stream_options(asked: Sampling | ResponsesRequest) -> None:
+    """Refuse options of a stream for an answer in one piece, as OpenAI does; raises ApiError."""
+    if asked.stream_options is not None and not asked.stream:
+        raise invalid(
+            "stream_options is given and stream is not true: set stream to true, or leave it out",
+            "stream_options",
+        )
 
 
 def ignored_fields(asked: Asked) -> list[str]:

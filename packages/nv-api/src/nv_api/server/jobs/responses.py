@@ -12,6 +12,7 @@ from nv_api.server.answers.responses import ResponseEvents, ResponseForm, Respon
 from nv_api.server.errors import invalid, unsupported
 from nv_api.server.generation import Generation
 from nv_api.server.items import messages_of
+from nv_api.server.jobs.job import check_stream_options
 from nv_api.server.jobs.translated import Translated
 from nv_api.server.probabilities import TokenNames
 from nv_api.server.protocol.fields import Json
@@ -61,6 +62,7 @@ class ResponsesJob(Translated):
 
     def __init__(self, asked: ResponsesRequest, service: Service, request_id: str) -> None:
         _check_built(asked)
+        check_stream_options(asked)
         super().__init__(asked, _chat(asked), NAMES, service, request_id)
         self._asked = asked
         self._name = request_id
@@ -157,7 +159,7 @@ def _tools(asked: ResponsesRequest) -> list[Json] | None:
                 f"{place}.name is {shown(tool.get('name'))}: it must be a text that is not empty",
                 f"{place}.name",
             )
-        names = ("name", "description", "parameters")
+        names = ("name", "description", "parameters", "strict")
         function = {name: tool[name] for name in names if tool.get(name) is not None}
         found.append({"type": "function", "function": function})
     return found or None

@@ -4,7 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import WithJsonSchema
 
-from nv_api.server.protocol.fields import Given, Integer, Json, Sampling, Usage
+from nv_api.server.protocol.fields import (
+    Effort,
+    Given,
+    Integer,
+    Json,
+    Sampling,
+    Usage,
+    Verbosity,
+)
 
 Messages = Annotated[
     list[Json],
@@ -88,7 +96,7 @@ class ChatRequest(Sampling):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -106,7 +114,7 @@ class ChatRequest(Sampling):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prediction: Json | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
 
     modalities: list[str] | None = None
     """Only text is built; a request for the following is refused."""

@@ -3,7 +3,7 @@
 Owns the kinds of fields, and the model that keeps what it does not know.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
@@ -61,6 +61,9 @@ Biases = Annotated[
 ]
 """A number for each of some token ids, which are texts, as every key of JSON."""
 Json = dict[str, Any]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much a model thinks; a variable of the chat template, `reasoning_effort`."""
+Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Asked):

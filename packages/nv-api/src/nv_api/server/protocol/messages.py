@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from nv_api.server.protocol.fields import Asked, Given, Integer, Json
+from nv_api.server.protocol.fields import Asked, Effort, Given, Integer, Json
 
 _TEXT_BLOCK = {
     "type": "object",
@@ -124,7 +124,7 @@ class OutputConfig(Asked):
     """The form of the answer."""
 
     format: Json | None = None
-    effort: str | None = None
+    effort: Effort | None = None
     """A variable of the chat template, `reasoning_effort`."""
 
 

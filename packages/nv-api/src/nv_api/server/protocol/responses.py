@@ -4,7 +4,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from nv_api.server.protocol.fields import Asked, Given, Integer, Json, StreamOptions, TextOrTexts
+from nv_api.server.protocol.fields import (
+    Asked,
+    Effort,
+    Given,
+    Integer,
+    Json,
+    StreamOptions,
+    TextOrTexts,
+    Verbosity,
+)
 
 _PARTS = {
     "type": "array",
@@ -109,7 +118,7 @@ ToolChoice = Annotated[
 class Reasoning(Asked):
     """How much the model thinks."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     """A variable of the chat template; "none" also sets `enable_thinking` to false."""
     summary: str | None = None
     """No effect, and so has the following: thoughts are returned as they are."""
@@ -120,7 +129,7 @@ class Text(Asked):
     """The form of the answer."""
 
     format: Json | None = None
-    verbosity: str | None = None
+    verbosity: Verbosity | None = None
     """No effect."""
 
 
