@@ -47,7 +47,11 @@ inline Vec floats(const uint8_t* p) { return __builtin_convertvector(widened(p),
 
 // Bytes from -128 to 127.
 inline Vec signed_floats(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#else
     return __builtin_convertvector((widened(p) ^ 128) - 128, Vec);
+#endif
 }
 
 inline void put_32(float* out, const Vec* values) {
@@ -63,22 +67,77 @@ inline void put_32(bf16* out, const Vec* values) {
 #endif
 }
 
-// 32 codes of 8 bits; the first and the second 16 may have different scales.
+typedef uint8_t Codes __attribute__((vector_size(32)));
+
+inline Codes codes_at(const uint8_t* p) {
+    Codes codes;
+    std::memcpy(&codes, p, sizeof codes);
+    return codes;
+}
+
+// The i-th LANES of 32 codes.
+inline Vec floats(Codes codes, int i) {
+#if defined(__AVX512F__)
+    __m128i some = i ? _mm256_extracti128_si256((__m256i)codes, 1)
+                     : _mm256_castsi256_si128((__m256i)codes);
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(some));
+#else
+    uint8_t single[32];
+    std::memcpy(single, &codes, sizeof single);
+    return floats(single + i * LANES);
+#endif
+}
+
+// 16 bytes -> the codes in the low halves, then those in the high ones.
+inline Codes halves_at(const uint8_t* p) {
+#if defined(__AVX2__)
+    __m128i low = _mm_loadu_si128((const __m128i*)p), high = _mm_srli_epi16(low, 4);
+    return (Codes)_mm256_set_m128i(high, low) & 15;
+#else
+    uint8_t single[32];
+    for (int i = 0; i < 16; i++) single[i] = p[i] & 15, single[16 + i] = p[i] >> 4;
+    return codes_at(single);
+#endif
+}
+
+// 16 bytes -> each one's two neighbours, the low half first.
+inline Codes pairs_at(const uint8_t* p) {
+#if defined(__AVX2__)
+    __m128i low = _mm_loadu_si128((const __m128i*)p), high = _mm_srli_epi16(low, 4);
+    __m256i both = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+    return (Codes)both & 15;
+#else
+    uint8_t single[32];
+    for (int i = 0; i < 16; i++) single[2 * i] = p[i] & 15, single[2 * i + 1] = p[i] >> 4;
+    return codes_at(single);
+#endif
+}
+
+// Add 16 to each code whose bit is set.
+inline Codes with_fifth_bits(Codes codes, uint32_t bits) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+    return codes | (Codes)_mm256_maskz_set1_epi8(bits, 16);
+#else
+    uint8_t fifth[32];
+    for (int i = 0; i < 32; i++) fifth[i] = (bits >> i & 1) << 4;
+    return codes | codes_at(fifth);
+#endif
+}
+
+// 32 codes; the first and the second 16 may have different scales.
 template <typename T>
-inline void expand_bytes(const uint8_t* codes, const float (&scale)[2], const float (&offset)[2],
-                         T* out) {
+inline void expand_codes(Codes codes, const float (&scale)[2], const float (&offset)[2], T* out) {
     Vec values[VECTORS];
     for (int i = 0; i < VECTORS; i++) {
         int half = i * LANES / 16;
-        values[i] = multiply_add(floats(codes + i * LANES), splat(scale[half]),
-                                 splat(offset[half]));
+        values[i] = multiply_add(floats(codes, i), splat(scale[half]), splat(offset[half]));
     }
     put_32(out, values);
 }
 
 template <typename T>
-inline void expand_bytes(const uint8_t* codes, float scale, float offset, T* out) {
-    expand_bytes(codes, {scale, scale}, {offset, offset}, out);
+inline void expand_codes(Codes codes, float scale, float offset, T* out) {
+    expand_codes(codes, {scale, scale}, {offset, offset}, out);
 }
 
 // 32 codes from -128 to 127.
@@ -91,88 +150,84 @@ inline void expand_signed(const uint8_t* codes, float scale, T* out) {
 
 // The 32 codes in the low (SHIFT 0) or the high halves (SHIFT 4) of as many bytes.
 template <int SHIFT, typename T>
-inline void expand_nibbles(const uint8_t* codes, float scale, float offset, T* out) {
-    uint8_t single[32];
-    for (int i = 0; i < 32; i++) single[i] = codes[i] >> SHIFT & 15;
-    expand_bytes(single, scale, offset, out);
+inline void expand_nibbles(const uint8_t* p, float scale, float offset, T* out) {
+    expand_codes(codes_at(p) >> SHIFT & 15, scale, offset, out);
 }
 
-// 16 bytes to 32 values: first the codes in the low halves, then those in the high ones.
 template <typename T>
-inline void expand_halves(const uint8_t* codes, float scale, float offset, T* out) {
-    uint8_t single[32];
-    for (int i = 0; i < 16; i++) single[i] = codes[i] & 15, single[16 + i] = codes[i] >> 4;
-    expand_bytes(single, scale, offset, out);
+inline void expand_halves(const uint8_t* p, float scale, float offset, T* out) {
+    expand_codes(halves_at(p), scale, offset, out);
 }
 
-// 16 bytes to 32 values: each byte has two neighbours, the low half first.
 template <typename T>
-inline void expand_pairs(const uint8_t* codes, float scale, float offset, T* out) {
-    uint8_t single[32];
-    for (int i = 0; i < 16; i++) single[2 * i] = codes[i] & 15, single[2 * i + 1] = codes[i] >> 4;
-    expand_bytes(single, scale, offset, out);
+inline void expand_pairs(const uint8_t* p, float scale, float offset, T* out) {
+    expand_codes(pairs_at(p), scale, offset, out);
 }
 
 #if defined(__AVX512BF16__)
-// 32 words, whose lowest 4 bits are codes -> their values. The table has the 16 values twice, so that
-// bit 4 of a word does not count.
-inline void look_up(__m512i words, float scale, float offset, bf16* out) {
+// To bf16, the 16 values of a code are a table, in which a word's lowest 4 bits are an index.
+inline void look_up(__m512i words, Vec scale, Vec offset, bf16* out) {
     const Vec codes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    Vec values = multiply_add(codes, splat(scale), splat(offset));
-    __m256i once = (__m256i)_mm512_cvtneps_pbh((__m512)values);
-    __m512i table = _mm512_inserti64x4(_mm512_castsi256_si512(once), once, 1);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(words, table));
+    Vec values = multiply_add(codes, scale, offset);
+    __m512i table = _mm512_castsi256_si512((__m256i)_mm512_cvtneps_pbh((__m512)values));
+    __m512i index = _mm512_and_si512(words, _mm512_set1_epi16(15));
+    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(index, table));
 }
 
 template <int SHIFT>
-inline void expand_nibbles(const uint8_t* codes, float scale, float offset, bf16* out) {
-    __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)codes));
-    look_up(_mm512_srli_epi16(words, SHIFT), scale, offset, out);
+inline void expand_nibbles(const uint8_t* p, float scale, float offset, bf16* out) {
+    __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
+    look_up(_mm512_srli_epi16(words, SHIFT), splat(scale), splat(offset), out);
 }
 
-inline void expand_halves(const uint8_t* codes, float scale, float offset, bf16* out) {
-    __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)codes));
-    __m256i high = _mm256_srli_epi16(words, 4);
-    look_up(_mm512_inserti64x4(_mm512_castsi256_si512(words), high, 1), scale, offset, out);
+inline void expand_halves(const uint8_t* p, Vec scale, Vec offset, bf16* out) {
+    __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
+    const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+    look_up(_mm512_srlv_epi16(_mm512_cvtepu8_epi16(twice), shifts), scale, offset, out);
 }
 
-inline void expand_pairs(const uint8_t* codes, float scale, float offset, bf16* out) {
-    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)codes));
-    look_up(_mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12)), scale, offset, out);
+inline void expand_halves(const uint8_t* p, float scale, float offset, bf16* out) {
+    expand_halves(p, splat(scale), splat(offset), out);
+}
+
+inline void expand_pairs(const uint8_t* p, float scale, float offset, bf16* out) {
+    __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    __m512i words = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
+    look_up(words, splat(scale), splat(offset), out);
+}
+
+// Both fp16 numbers are converted at once, which makes it faster by an eighth.
+inline void expand_q4_1(const uint8_t* block, bf16* out) {
+    __m128 both = _mm_cvtph_ps(_mm_loadu_si32(block));
+    Vec scale = (Vec)_mm512_broadcastss_ps(both);
+    __m512 second = _mm512_permutexvar_ps(_mm512_set1_epi32(1), _mm512_castps128_ps512(both));
+    expand_halves(block + 4, scale, (Vec)second, out);
 }
 #endif
 
-// Add 16 to each of 32 codes whose bit is set.
-inline void add_fifth_bits(uint32_t bits, uint8_t* codes) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-    __m256i all = _mm256_loadu_si256((const __m256i*)codes);
-    _mm256_storeu_si256((__m256i*)codes, _mm256_or_si256(all, _mm256_maskz_set1_epi8(bits, 16)));
-#else
-    for (int i = 0; i < 32; i++) codes[i] |= (bits >> i & 1) << 4;
-#endif
-}
-
-// Blocks of 32 values, from `codes` on.
 template <typename T>
-inline void expand_small_blocks(int64_t kind, const uint8_t* block, int64_t size, T* out) {
+inline void expand_q4_1(const uint8_t* block, T* out) {
+    expand_halves(block + 4, fp16_at(block), fp16_at(block + 2), out);
+}
+
+// Blocks of 32 values, from `block` on.
+template <int64_t KIND, typename T>
+inline void expand_small_blocks(const uint8_t* block, int64_t size, T* out) {
     for (int64_t k = 0; k < size; k += 32, out += 32) {
-        float d = fp16_at(block);
-        if (kind == Q4_0) {
+        if constexpr (KIND == Q4_0) {
+            float d = fp16_at(block);
             expand_halves(block + 2, d, -8 * d, out), block += 18;
-        } else if (kind == Q4_1) {
-            expand_halves(block + 4, d, fp16_at(block + 2), out), block += 20;
-        } else if (kind == Q8_0) {
-            expand_signed(block + 2, d, out), block += 34;
+        } else if constexpr (KIND == Q4_1) {
+            expand_q4_1(block, out), block += 20;
+        } else if constexpr (KIND == Q8_0) {
+            expand_signed(block + 2, fp16_at(block), out), block += 34;
         } else {  // Q5: the fifth bits are a word
-            int64_t head = kind == Q5_0 ? 2 : 4;
-            float offset = kind == Q5_0 ? -16 * d : fp16_at(block + 2);
+            constexpr int64_t head = KIND == Q5_0 ? 2 : 4;
+            float d = fp16_at(block), offset = KIND == Q5_0 ? -16 * d : fp16_at(block + 2);
             uint32_t fifth;
             std::memcpy(&fifth, block + head, sizeof fifth);
-            const uint8_t* low = block + head + 4;
-            uint8_t codes[32];
-            for (int i = 0; i < 16; i++) codes[i] = low[i] & 15, codes[16 + i] = low[i] >> 4;
-            add_fifth_bits(fifth, codes);
-            expand_bytes(codes, d, offset, out), block = low + 16;
+            Codes codes = with_fifth_bits(halves_at(block + head + 4), fifth);
+            expand_codes(codes, d, offset, out), block += head + 20;
         }
     }
 }
@@ -203,10 +258,8 @@ inline void expand_k_blocks(int64_t kind, const uint8_t* block, int64_t size, T*
                       : expand_nibbles<0>(low, scales[s], offsets[s], out);
                 continue;
             }
-            uint8_t codes[32];
-            for (int i = 0; i < 32; i++)
-                codes[i] = (low[i] >> s % 2 * 4 & 15) | (block[16 + i] >> s & 1) << 4;
-            expand_bytes(codes, scales[s], offsets[s], out);
+            Codes fifth = codes_at(block + 16) >> s & 1;
+            expand_codes((codes_at(low) >> s % 2 * 4 & 15) | fifth << 4, scales[s], offsets[s], out);
         }
     }
 }
@@ -219,11 +272,10 @@ inline void expand_q6_k(const uint8_t* block, int64_t size, T* out) {
         float d = fp16_at(block + 208);
         for (int s = 0; s < 8; s++, out += 32, scales += 2) {
             const uint8_t *low = block + s / 4 * 64 + s % 2 * 32, *high = block + 128 + s / 4 * 32;
-            uint8_t codes[32];
-            for (int i = 0; i < 32; i++)
-                codes[i] = (low[i] >> s % 4 / 2 * 4 & 15) | (high[i] >> s % 4 * 2 & 3) << 4;
+            Codes top = codes_at(high) >> s % 4 * 2 & 3;
+            Codes codes = (codes_at(low) >> s % 4 / 2 * 4 & 15) | top << 4;
             float scale[2] = {d * scales[0], d * scales[1]};
-            expand_bytes(codes, scale, {-32 * scale[0], -32 * scale[1]}, out);
+            expand_codes(codes, scale, {-32 * scale[0], -32 * scale[1]}, out);
         }
     }
 }
@@ -242,7 +294,7 @@ inline void expand_groups(const Rows& p, const uint8_t* codes, int64_t row, int6
         else
             offset = number_at(p.offset, p.offset_type, at);
         if (bits == 8)
-            for (; k + 32 <= end; k += 32) expand_bytes(codes + k, scale, offset, out + k);
+            for (; k + 32 <= end; k += 32) expand_codes(codes_at(codes + k), scale, offset, out + k);
         else if (k % 2 == 0)
             for (; k + 32 <= end; k += 32) expand_pairs(codes + k / 2, scale, offset, out + k);
         for (; k < end; k++) {
@@ -252,22 +304,50 @@ inline void expand_groups(const Rows& p, const uint8_t* codes, int64_t row, int6
     }
 }
 
-// e4m3: times the scale of the columns' group, or the codes themselves.
+#if defined(__AVX512BF16__)
+// The bf16 of each e4m3 without its sign.
+struct TableOfFp8 {
+    alignas(64) bf16 values[128];
+    TableOfFp8() {
+        uint8_t codes[128];
+        for (int i = 0; i < 128; i++) codes[i] = uint8_t(i);
+        for (int i = 0; i < 128; i += LANES) store(values + i, load((const fp8*)codes + i));
+    }
+};
+
+// 32 codes as bf16, which holds them exactly.
+inline void convert_32(const fp8* p, bf16* out) {
+    static const TableOfFp8 table;
+    __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)), parts[4];
+    for (int i = 0; i < 4; i++) parts[i] = _mm512_load_si512(table.values + 32 * i);
+    __m512i small = _mm512_permutex2var_epi16(parts[0], words, parts[1]);
+    __m512i large = _mm512_permutex2var_epi16(parts[2], words, parts[3]);
+    __mmask32 is_large = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x40));
+    __m512i sign = _mm512_and_si512(_mm512_slli_epi16(words, 8), _mm512_set1_epi16(-0x8000));
+    __m512i size = _mm512_mask_blend_epi16(is_large, small, large);
+    _mm512_storeu_si512(out, _mm512_or_si512(size, sign));
+}
+#endif
+
 template <typename T>
-inline void expand_fp8(const Rows& p, const uint8_t* codes, int64_t row, int64_t size, T* out) {
+inline void convert_32(const fp8* p, T* out) {
+    Vec values[VECTORS];
+    for (int i = 0; i < VECTORS; i++) values[i] = load(p + i * LANES);
+    put_32(out, values);
+}
+
+// e4m3, 32 codes at a time: times the scale of the columns' group, or the codes themselves.
+template <typename T>
+inline void expand_fp8(const Rows& p, const uint8_t* row_codes, int64_t row, int64_t size, T* out) {
+    const fp8* codes = (const fp8*)row_codes;
     const int64_t groups = (size + p.group_size - 1) / p.group_size;
     for (int64_t g = 0; g < groups; g++) {
         const float* scales = (const float*)p.scale + row / p.scale_rows * groups;
         float scale = p.scale ? scales[g] : 1.0f;
         int64_t k = g * p.group_size, end = std::min(k + p.group_size, size);
-        for (; k + 32 <= end; k += 32) {
-            Vec values[VECTORS];
-            for (int i = 0; i < VECTORS; i++)
-                values[i] = load((const fp8*)codes + k + i * LANES) * scale;
-            put_32(out + k, values);
-        }
+        for (; !p.scale && k + 32 <= end; k += 32) convert_32(codes + k, out + k);
         by_vectors(end - k, [&](int64_t i, int count) {
-            store_some(out + k + i, load_some((const fp8*)codes + k + i, count) * scale, count);
+            store_some(out + k + i, load_some(codes + k + i, count) * scale, count);
         });
     }
 }
@@ -284,13 +364,17 @@ template <typename T>
 inline void expand(const Rows& p, int64_t row, int64_t size, T* out) {
     const uint8_t* codes = p.codes + row * p.stride;
     switch (p.kind) {
+        case Q4_0: return expand_small_blocks<Q4_0>(codes, size, out);
+        case Q4_1: return expand_small_blocks<Q4_1>(codes, size, out);
+        case Q5_0: return expand_small_blocks<Q5_0>(codes, size, out);
+        case Q5_1: return expand_small_blocks<Q5_1>(codes, size, out);
+        case Q8_0: return expand_small_blocks<Q8_0>(codes, size, out);
         case Q4_K:
         case Q5_K: return expand_k_blocks(p.kind, codes, size, out);
         case Q6_K: return expand_q6_k(codes, size, out);
         case BITS_4:
         case BITS_8: return expand_groups(p, codes, row, size, out);
         case FP8: return expand_fp8(p, codes, row, size, out);
-        case INT8: return expand_int8(codes, size, out);
-        default: return expand_small_blocks(p.kind, codes, size, out);
+        default: return expand_int8(codes, size, out);
     }
 }

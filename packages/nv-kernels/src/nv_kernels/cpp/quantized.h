@@ -115,7 +115,7 @@ inline void finish(const Quantized& by, const float* sums, int64_t width, const 
     for (int64_t m = 0; m < num_rows; m++)
         by_vectors(count, [&](int64_t j, int some) {
             Vec y = load_some(sums + m * width + j, some);
-            if (by.row_scale) y *= x_scale[m] * load_some(by.row_scale + n + j, some);
+            if (by.row_scale) y *= (x_scale ? x_scale[m] : 1.0f) * load_some(by.row_scale + n + j, some);
             if (bias) y += load_some(bias + n + j, some);
             store_some(out + m * by.num_outputs + n + j, y, some);
         });

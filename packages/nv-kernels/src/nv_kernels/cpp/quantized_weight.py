@@ -212,7 +212,7 @@ def _(record: Fp8) -> QuantizedMatrix:
         inputs = {"inputs": SCALED_INPUTS, "input_scale": record.inputs}
     else:
         inputs = {"inputs": INPUTS.index(record.inputs)}
-    if record.inputs in (None, "block") or record.has_blocks:
+    if record.inputs == "block" or record.has_blocks:
         rows.scale = at_scale
         return _matrix(record, rows, **inputs)
     return _matrix(record, rows, row_scale=at_scale, **inputs)
