@@ -7,7 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFWriter, get_tensor_name_map
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    get_tensor_name_map,
+)
 from gguf.quants import quantize
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
@@ -17,6 +23,31 @@ NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
 PERMUTED = {"llama", "smollm3", "granite"}
 SPECIAL = ["<|end|>", "<|turn|>"]
 CHAT_TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}<|end|>{% endfor %}"
+Kinds = GGMLQuantizationType | dict[str, GGMLQuantizationType]
+"""Of all matrices, or by a part of their names, the first that fits; "" is in each."""
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""The first bytes of a block's scales in fp16."""
+
+
+def kind_of(name: str, kinds: Kinds) -> GGMLQuantizationType:
+    """The type of a matrix."""
+    if isinstance(kinds, GGMLQuantizationType):
+        return kinds
+    return next(kind for part, kind in kinds.items() if part in name)
+
+
+def encode(array: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """The bytes of a tensor; the library writes no K-quants, so they are random blocks."""
+    if not kind.name.endswith("_K"):
+        return quantize(np.ascontiguousarray(array), kind)
+    block, size = GGML_QUANT_SIZES[kind]
+    count = array.size // block
+    rng = np.random.default_rng(array.size)
+    rows = rng.integers(0, 256, (count, size), dtype=np.uint8)
+    for first in SCALES[kind.name]:
+        scale = rng.uniform(2e-5, 1e-4, count).astype("<f2")
+        rows[:, first : first + 2] = scale.view(np.uint8).reshape(count, 2)
+    return rows.reshape(len(array), -1)
 
 
 def byte_level_tokenizer(size: int, pre: str) -> dict:
@@ -58,7 +89,7 @@ def add_values(writer: GGUFWriter, values: dict) -> None:
 def write_gguf(
     folder: Path,
     file: Path,
-    kind: GGMLQuantizationType,
+    kind: Kinds,
     *,
     pre: str = "smollm",
     tokenizer: dict | None = None,
@@ -127,7 +158,7 @@ def tensor_names(architecture: str, num_layers: int) -> Callable[[str], str]:
 def add_tensors(
     writer: GGUFWriter,
     folder: Path,
-    kind: GGMLQuantizationType,
+    kind: Kinds,
     names: Callable[[str], str],
     heads: dict[str, int],
 ) -> dict[str, torch.Tensor]:
@@ -140,17 +171,17 @@ def add_tensors(
         module, _, leaf = name.rpartition(".")
         array, stored = (
             tensor.float().numpy(),
-            kind
+            kind_of(name, kind)
             if tensor.ndim == 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight"))
             else GGMLQuantizationType.F32,
         )
         offset = 1 if is_offset and name.endswith("norm.weight") else 0  # as Gemma's classes add it
-        array = array + np.float32(offset)
-        kept[name] = torch.from_numpy(dequantize(quantize(array, stored), stored) - offset)
+        data = encode(array + np.float32(offset), stored)
+        kept[name] = torch.from_numpy(dequantize(data, stored) - offset)
         if count := heads.get(module.rpartition(".")[2]):
-            halves = array.reshape(count, 2, -1, *array.shape[1:])
-            array = halves.swapaxes(1, 2).reshape(array.shape)
-        data = np.ascontiguousarray(quantize(np.ascontiguousarray(array), stored))
+            halves = data.reshape(count, 2, -1, *data.shape[1:])
+            data = halves.swapaxes(1, 2).reshape(data.shape)
+        data = np.ascontiguousarray(data)
         if expert := re.search(r"\.experts\.(\d+)\.", module):
             stack = stacks.setdefault(names(module.replace(expert[0], ".experts.*.")), {})
             stack[int(expert[1])] = data  # by number, while the file is sorted by name
@@ -158,7 +189,7 @@ def add_tensors(
         writer.add_tensor(f"{names(module)}.{leaf}", data, raw_dtype=stored)
     for target, stack in stacks.items():
         data = np.stack([stack[expert] for expert in range(len(stack))])
-        writer.add_tensor(f"{target}.weight", data, raw_dtype=kind)
+        writer.add_tensor(f"{target}.weight", data, raw_dtype=kind_of(target, kind))
     return kept
 
 

@@ -26,8 +26,9 @@ from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
 from nv_models.pooling.pooler import DENSE, Pooler
 from nv_models.pooling.pooler_config import PoolerConfig
-from nv_models.quantization import read_scheme
+from nv_models.quantization import gguf_scheme, read_scheme
 from nv_models.quantization.form import NoFiles
+from nv_models.quantization.gguf import block_files
 from nv_models.read_config import ConfigFiles
 from nv_models.weights import allocate, count_bytes, fill_dummy, load_weights
 
@@ -156,16 +157,19 @@ def plan_model(
         files.warn_of_undrawable(config.vocab_size)
     if dtype == "auto" and config.dtype is None:
         refuse_stated_dtype(folder / "config.json", files.raw)
-    checkpoint = None if load_format == "dummy" else open_checkpoint(folder, load_format)
-    stored = config.dtype or (checkpoint.dtype() if checkpoint else torch.float32)
-    chosen = choose_dtype(dtype, stored, torch.device(device))
+    opened = None if load_format == "dummy" else open_checkpoint(folder, load_format)
+    stored = config.dtype or (opened.dtype() if opened else torch.float32)
+    placed = torch.device(device)
+    chosen = choose_dtype(dtype, stored, placed)
     longest = min(max_positions or config.max_length, config.max_length)
     config = replace(config, dtype=chosen, max_length=longest, has_head=pooler is None)
-    if checkpoint is not None:
-        checkpoint = joined(checkpoint, pooler)
+    checkpoint = None if opened is None else joined(opened, pooler)
     row = ARCHITECTURES[config.architecture]
-    scheme = read_scheme(files.raw, row.quantization, checkpoint or NoFiles(), quantization)
-    placement = Placement(torch.device(device), chosen, parallel, nk.arithmetic(arithmetic), scheme)
+    if blocks := block_files(opened):
+        scheme = gguf_scheme(blocks, placed, chosen, quantization)
+    else:
+        scheme = read_scheme(files.raw, row.quantization, checkpoint or NoFiles(), quantization)
+    placement = Placement(placed, chosen, parallel, nk.arithmetic(arithmetic), scheme)
     return ModelPlan(config, placement, checkpoint, seed, pooler)
 
 

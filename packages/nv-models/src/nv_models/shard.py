@@ -20,6 +20,7 @@ class Shard:
         shape: of that whole tensor.
         dim: the dimension that the ranks share out.
         start: the first index on it; `target.shape[dim]` of them are taken.
+        is_filled: the target has its values already, where the files keep them.
     """
 
     target: torch.Tensor
@@ -27,6 +28,7 @@ class Shard:
     shape: tuple[int, ...]
     dim: int = 0
     start: int = 0
+    is_filled: bool = False
 
 
 @runtime_checkable

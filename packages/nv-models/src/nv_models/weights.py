@@ -12,7 +12,7 @@ from torch import nn
 
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
-from nv_models.layers.embedding import Head, TiedEmbedding
+from nv_models.layers.embedding import TiedEmbedding, Vocabulary
 from nv_models.layers.linear import Linear
 from nv_models.listing import first_few
 from nv_models.quantization.form import DUMMY_STD, FLOATS
@@ -103,7 +103,7 @@ def load_weights(model: CausalLM, outline: CausalLM, checkpoint: Checkpoint, ran
 
     def fill(name: str, module: nn.Module) -> None:
         shards = [shard for shard in shards_of(name, module) if shard.target.numel()]
-        for shard in shards:
+        for shard in (shard for shard in shards if not shard.is_filled):
             checkpoint.copy(shard.source, shard.dim, shard.start, shard.target)
         if rank == 0:
             zeros.extend(zeros_of(shards, has_offset=has_offset))
@@ -140,7 +140,9 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
         f"{named(name)} is {_name(checkpoint.stored(name))}, expected "
         f"{'plain floats' if shard.target.dtype in FLOATS else _name(shard.target.dtype)}"
         for name, shard in wanted.items()
-        if name in found and not _fits(checkpoint.stored(name), shard.target.dtype)
+        if name in found
+        and not shard.is_filled
+        and not _fits(checkpoint.stored(name), shard.target.dtype)
     ]
     return missing + unexpected + wrong + odd
 
@@ -164,7 +166,7 @@ def warn_of_another_head(model: nn.Module, checkpoint: Checkpoint) -> None:
         checkpoint: of which it was filled.
     """
     ends = [module for module in model.modules() if isinstance(module, TiedEmbedding)]
-    if not ends or HEAD not in checkpoint.shapes or not len(ends[0].kept):
+    if not ends or HEAD not in checkpoint.shapes or not len(ends[0].kept) or ends[0].blocks:
         return
     table, kept = ends[0].weight, ends[0].kept
     whole = (ends[0].vocab_size, table.shape[1])
@@ -197,7 +199,7 @@ def fill_dummy(model: nn.Module, seed: int, device: torch.device) -> None:
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(prefix: str, module: nn.Module) -> None:
-        if isinstance(module, Linear | Head) and module.matrix is not None:
+        if isinstance(module, Linear | Vocabulary) and module.matrix is not None:
             module.matrix.fill_dummy(generator)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if name.endswith("norm.weight"):
@@ -213,6 +215,6 @@ def count_bytes(model: nn.Module) -> int:
     quantized = sum(
         module.matrix.num_bytes
         for module in model.modules()
-        if isinstance(module, Linear | Head) and module.matrix is not None
+        if isinstance(module, Linear | Vocabulary) and module.matrix is not None
     )
     return quantized + sum(each.nbytes for each in model.parameters())

@@ -45,12 +45,13 @@ def zeros_of(shards: Iterable[Shard], *, has_offset: bool) -> list[Zeros]:
     """The tensors that have more rows of zeros than a trained model has.
 
     Some values of some rows are looked at, and if these show zeros, all. Biases may be zeros, norms
-    that multiply by 1 + weight (`has_offset`), and codes, whose scales are looked at.
+    that multiply by 1 + weight (`has_offset`), and codes, whose scales are looked at; blocks of a
+    mapped file (`Shard.is_filled`) have both.
     """
     looked_at = [
         shard
         for shard in shards
-        if shard.target.dtype in FLOATS
+        if (shard.is_filled or shard.target.dtype in FLOATS)
         and not shard.source.endswith("bias")
         and not (has_offset and shard.source.endswith(NORM))
     ]

@@ -4,6 +4,7 @@ Owns the rows of this rank's part of the vocabulary, padded with zeros to equal 
 samples.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import nv_kernels as nk
@@ -12,16 +13,18 @@ from torch import nn
 
 from nv_models.config import ModelConfig
 from nv_models.placement import Placement
-from nv_models.quantization.form import Region
-from nv_models.quantization.matrix import LoadedMatrix, allocated
+from nv_models.quantization.form import Form, Region
+from nv_models.quantization.matrix import LoadedMatrix, of_forms
+from nv_models.quantization.scheme import Scheme
 from nv_models.shard import Shard
 
 
-class Vocabulary(nn.Module):
+class Vocabulary(nn.Module, ABC):
     """One row of E numbers per token id.
 
     Attributes:
         weight: [V of this rank, E], made by `allocate` and filled by the loader.
+        matrix: the tensors of quantized rows, in place of `weight`; None: the rows are floats.
     """
 
     weight: nn.Parameter
@@ -34,15 +37,29 @@ class Vocabulary(nn.Module):
         self.parallel = placement.parallel
         self.rank_sum = placement.rank_sum()
         self.kept = self.parallel.split_vocabulary(vocab_size)
+        self.matrix: LoadedMatrix | None = None
+
+    @abstractmethod
+    def form(self, scheme: Scheme, region: Region) -> Form | None:
+        """How the files keep the rows of a quantized checkpoint; None: as floats."""
 
     def allocate(self, name: str) -> None:
-        """Make the rows, zeros as long as nothing is loaded."""
-        del name  # a table of floats is made alike in every module
-        rows = self.parallel.vocabulary_rows(self.vocab_size)
-        self.weight = self.placement.zeros(rows, self.hidden_size)  # [V of this rank, E]
+        """Make the rows; of floats, zeros as long as nothing is loaded."""
+        placement, sizes = self.placement, (self.vocab_size, self.hidden_size)
+        region = Region(name, sizes, self.kept, range(self.hidden_size))
+        scheme = placement.scheme
+        form = self.form(scheme, region) if scheme else None
+        if scheme is None or form is None:
+            rows = self.parallel.vocabulary_rows(self.vocab_size)
+            self.weight = placement.zeros(rows, self.hidden_size)  # [V of this rank, E]
+            return
+        self.matrix = of_forms([(region, None)], [form], scheme, placement.dtype, placement.device)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """The rows of real tokens."""
+        if self.matrix is not None:
+            yield from self.matrix.shards()
+            return
         target, shape = self.weight[: len(self.kept)], (self.vocab_size, self.hidden_size)
         yield Shard(target, f"{name}.weight", shape, 0, self.kept.start)
 
@@ -55,6 +72,17 @@ class Embedding(Vocabulary):
     ) -> None:
         super().__init__(vocab_size, hidden_size, placement)
         self.factor = float(torch.tensor(factor, dtype=placement.dtype, device="cpu"))
+        self.blocks: nk.Blocks | None = None
+
+    def form(self, scheme: Scheme, region: Region) -> Form | None:
+        """See `Vocabulary.form`."""
+        return scheme.embedding_form(region)
+
+    def finish(self) -> None:
+        """Keep the rows as blocks, if the file has them so."""
+        if self.matrix is not None:
+            self.blocks = self.matrix.blocks()
+            self.matrix = None
 
     def forward(self, token_ids: torch.Tensor) -> nk.Stream:
         """Ids [T] -> the start of the residual stream [T, E].
@@ -62,14 +90,21 @@ class Embedding(Vocabulary):
         A rank contributes zeros for the ids of others, and the sum may be left to the first norm.
         """
         if self.rank_sum is None:
-            return nk.Stream(self._scaled(nk.embedding(token_ids, self.weight)))
+            return nk.Stream(self._scaled(self._rows(token_ids)))
         rows = token_ids - self.kept.start  # [T]
         own = (rows >= 0) & (rows < len(self.kept))
-        x = self._scaled(nk.embedding(torch.where(own, rows, 0), self.weight) * own[:, None])
+        x = self._scaled(self._rows(torch.where(own, rows, 0)) * own[:, None])
         peers = self.rank_sum.peers_for(x)
         if peers is None:
             return nk.Stream(self.rank_sum(x))
         return nk.Stream(torch.zeros_like(x), x, peers)
+
+    def _rows(self, index: torch.Tensor) -> torch.Tensor:
+        """Rows [T] of this rank's part -> [T, E]."""
+        if self.blocks is None:
+            return nk.embedding(index, self.weight)
+        (rows,) = self.blocks.parts
+        return nk.Blocks((rows[index],), self.blocks.kind).dense(self.placement.dtype)
 
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.factor == 1 else x * self.factor
@@ -79,29 +114,14 @@ class Head(Vocabulary):
     """Hidden states to logits.
 
     Attributes:
-        matrix: the tensors of quantized rows, in place of `weight`; None: the rows are floats.
         head: the rows and their product, made by `finish` once they are loaded.
     """
 
     head: nk.Weight
 
-    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
-        super().__init__(vocab_size, hidden_size, placement)
-        self.matrix: LoadedMatrix | None = None
-
-    def allocate(self, name: str) -> None:
-        """Make the tensors that the loader fills."""
-        placement, columns = self.placement, range(self.hidden_size)
-        region = Region(name, (self.vocab_size, self.hidden_size), self.kept, columns)
-        self.matrix = allocated(
-            [region], [None], placement.scheme, placement.dtype, placement.device
-        )
-        if self.matrix is None:
-            super().allocate(name)
-
-    def shards(self, name: str) -> Iterator[Shard]:
-        """The rows of real tokens."""
-        return super().shards(name) if self.matrix is None else self.matrix.shards()
+    def form(self, scheme: Scheme, region: Region) -> Form | None:
+        """See `Vocabulary.form`."""
+        return scheme.form(region)
 
     def finish(self) -> None:
         """Lay the rows out as the device multiplies fastest; the loaded ones are released."""
@@ -124,15 +144,16 @@ class Head(Vocabulary):
 
 
 class TiedEmbedding(Embedding, Head):
-    """Both ends by one table, in floats."""
-
-    def allocate(self, name: str) -> None:
-        """Make the rows, zeros as long as nothing is loaded."""
-        Vocabulary.allocate(self, name)
+    """Both ends by one table."""
 
     def finish(self) -> None:
         """Lay the rows out for the head's product; the embedding reads the loaded ones."""
-        self.head = self.placement.arithmetic.head(self.weight.detach())
+        Embedding.finish(self)
+        arithmetic = self.placement.arithmetic
+        if self.blocks is None:
+            self.head = arithmetic.head(self.weight.detach())
+        else:
+            self.head = arithmetic.quantized(self.blocks)
 
 
 def vocabulary_ends(config: ModelConfig, placement: Placement) -> tuple[Embedding, Head | None]:

@@ -101,10 +101,9 @@ class Linear(nn.Module, ABC):
 
     def allocate(self, name: str) -> None:
         """Make the tensors that the loader fills."""
-        regions, orders, placement = self.regions(name), self.orders(), self.placement
-        self.matrix = allocated(
-            regions, orders, placement.scheme, placement.dtype, placement.device
-        )
+        placement = self.placement
+        regions = [*zip(self.regions(name), self.orders(), strict=True)]
+        self.matrix = allocated(regions, placement.scheme, placement.dtype, placement.device)
         if self.matrix is None:
             self.values = placement.empty(*self.shape)
         self.bias = placement.empty(self.shape[0]) if self.has_bias else None

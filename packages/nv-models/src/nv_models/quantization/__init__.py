@@ -6,12 +6,15 @@ Owns the choice of the scheme. Never reads a file.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from nv_models.fields import flag, strings, table
 from nv_models.quantization.awq import AWQScheme
 from nv_models.quantization.compressed_tensors import CompressedTensorsScheme
 from nv_models.quantization.float_to_fp8 import FloatToFp8Scheme
 from nv_models.quantization.form import Files
 from nv_models.quantization.fp8 import Fp8Scheme
+from nv_models.quantization.gguf import BlockFiles, GGUFScheme
 from nv_models.quantization.gptq import GPTQScheme
 from nv_models.quantization.scheme import Scheme
 
@@ -31,14 +34,18 @@ SCHEMES: dict[str, Callable[[Mapping[str, Any], Files], Scheme]] = {
     "gptq": GPTQScheme,
 }
 """By `quant_method`."""
+GGUF = GGUFScheme.name
 OPTIONS: dict[str | None, str | None] = {
     None: None,
     **{name: name for name in SCHEMES},
     "awq_marlin": "awq",
+    "gguf": GGUF,
     "gptq_marlin": "gptq",
     **dict.fromkeys(("fp8_per_block", "fp8_per_channel", "fp8_per_tensor"), "fp8"),
 }
 """Values of the option `quantization`, with vLLM's other names, and the scheme of each."""
+CPU_DTYPES = (torch.float32, torch.bfloat16)
+"""In which a CPU has products of blocks."""
 OTHER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files that have the `quantization_config` where config.json has none, and its `quant_method`."""
 
@@ -93,10 +100,33 @@ def read_scheme(
     if asked == "fp8" and method is None and dequantized is None:
         return FloatToFp8Scheme(files)
     found = quantization_config(raw).get("quant_method")
-    raise ValueError(
-        f"quantization is {option!r}, and the checkpoint is "
-        f"{f'quantized as {found!r}' if found else 'in floats'}: leave quantization at None, which "
-        "reads what the checkpoint is"
+    raise _disagreement(option, f"quantized as {found!r}" if found else "in floats")
+
+
+def gguf_scheme(
+    files: BlockFiles, device: torch.device, dtype: torch.dtype, option: str | None
+) -> Scheme | None:
+    """The scheme of a GGUF file; None: all of it is dequantized while it loads.
+
+    Args:
+        files: its tensors.
+        device: where the model computes.
+        dtype: of what is dequantized.
+        option: a name of OPTIONS that must agree with it.
+
+    Raises:
+        NotImplementedError: as `read_scheme`.
+        ValueError: the option and the file disagree.
+    """
+    if checked_option(option) not in (None, GGUF):
+        raise _disagreement(option, "a GGUF file")
+    return GGUFScheme(files, dtype) if device.type == "cpu" and dtype in CPU_DTYPES else None
+
+
+def _disagreement(option: str | None, found: str) -> ValueError:
+    return ValueError(
+        f"quantization is {option!r}, and the checkpoint is {found}: leave quantization at None, "
+        "which reads what the checkpoint is"
     )
 
 

@@ -150,7 +150,11 @@ def stored(
 
 
 class Form(ABC):
-    """How the files keep a matrix. Forms that are equal can be stacked."""
+    """How the files keep a matrix."""
+
+    def stacks_with(self, other: "Form") -> bool:
+        """Whether records of both can be one record."""
+        return self == other
 
     @abstractmethod
     def tensors(self, region: Region, device: torch.device) -> dict[str, Shard]:

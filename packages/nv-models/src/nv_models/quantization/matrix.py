@@ -3,6 +3,7 @@
 Owns the stacking of parts, and the fallback for those that disagree. Never reads a file.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -60,14 +61,12 @@ class LoadedMatrix:
     @property
     def num_bytes(self) -> int:
         """Bytes of the finished weight."""
-        forms = [part.form for part in self.parts]
-        first = forms[0]
-        if first is None or any(form != first for form in forms):
-            return sum(rows * columns for rows, columns in self._sizes()) * self.dtype.itemsize
-        return sum(first.num_bytes(part.region) for part in self.parts)
-
-    def _sizes(self) -> list[tuple[int, int]]:
-        return [part.region.kept for part in self.parts]
+        sizes = [part.form.num_bytes(part.region) for part in self.parts if part.form]
+        first = self.parts[0].form
+        if first and all(part.form and first.stacks_with(part.form) for part in self.parts):
+            return sum(sizes)
+        values = sum(math.prod(part.region.kept) for part in self.parts)
+        return values * self.dtype.itemsize
 
     def weight(
         self,
@@ -88,25 +87,42 @@ class LoadedMatrix:
             record = stacked(records)
         except ValueError as error:
             values = torch.cat([floats(each, self.dtype) for each in records])
-            self.scheme.dequantized.append(Dequantized(modules, values.nbytes, str(error)))
+            self.scheme.note(Dequantized(modules, values.nbytes, str(error)))
             return of_floats(values)
         records.clear()
         return of_record(record)
 
+    def blocks(self) -> nk.Blocks:
+        """The record of a matrix of one part in blocks, which is released."""
+        record = loaded(self.parts.pop(), self.dtype)
+        assert isinstance(record, nk.Blocks), "only blocks are looked up"
+        return record
+
+
+Ordered = tuple[Region, torch.Tensor | None]
+"""A region, and which of its loaded rows is its i-th row; None: they are in order."""
+
 
 def allocated(
-    regions: Sequence[Region],
-    orders: Sequence[torch.Tensor | None],
-    scheme: Scheme | None,
-    dtype: torch.dtype,
-    device: torch.device,
+    regions: Sequence[Ordered], scheme: Scheme | None, dtype: torch.dtype, device: torch.device
 ) -> LoadedMatrix | None:
     """Allocate a matrix of several parts; None: all of them are floats."""
-    forms = [scheme.form(region) if scheme else None for region in regions]
+    forms = [scheme.form(region) if scheme else None for region, _ in regions]
     if scheme is None or not any(forms):
         return None
+    return of_forms(regions, forms, scheme, dtype, device)
+
+
+def of_forms(
+    regions: Sequence[Ordered],
+    forms: Sequence[Form | None],
+    scheme: Scheme,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoadedMatrix:
+    """Allocate a matrix of parts whose forms are known."""
     parts = []
-    for region, order, form in zip(regions, orders, forms, strict=True):
+    for (region, order), form in zip(regions, forms, strict=True):
         if form is None:
             values = torch.empty(region.kept, dtype=dtype, device=device)
             shards = {"weight": region.shard(values)}

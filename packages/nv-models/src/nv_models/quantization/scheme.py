@@ -33,21 +33,30 @@ class Scheme(ABC):
 
     Attributes:
         name: its `quant_method`.
-        dequantized: the matrices that could not stay quantized, so far.
+        dequantized: the matrices that could not stay quantized, so far, by their modules.
     """
 
     name: str
 
     def __init__(self) -> None:
-        self.dequantized: list[Dequantized] = []
+        self.dequantized: dict[tuple[str, ...], Dequantized] = {}
+
+    def embedding_form(self, region: Region) -> Form | None:
+        """How the files keep an embedding whose rows are looked up in codes; None: as floats."""
+        del region  # only blocks that lie in a mapped file are used so
+        return None
 
     @abstractmethod
     def form(self, region: Region) -> Form | None:
         """How the files keep the matrix of a linear layer; None: as plain floats."""
 
+    def note(self, each: Dequantized) -> None:
+        """Note a matrix for the warning; noted twice, it counts once."""
+        self.dequantized[each.modules] = each
+
     def warn_of_dequantized(self, place: object) -> None:
         """Warn once of all matrices that were dequantized, and forget them."""
-        gone, self.dequantized = self.dequantized, []
+        gone, self.dequantized = [*self.dequantized.values()], {}
         if not gone:
             return
         size = sum(each.num_bytes for each in gone) / MIB

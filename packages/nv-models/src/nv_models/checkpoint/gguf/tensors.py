@@ -77,7 +77,7 @@ class GGUFCheckpoint:
         }
         self.shapes = {own: info.shape for own, info in self._tensors.items()}
         files = {info.file for info in header.tensors.values()}
-        self._data = {each: np.memmap(each, dtype=np.uint8, mode="r") for each in files}
+        self._data = {each: np.memmap(each, dtype=np.uint8, mode="c") for each in files}
         for name, info in header.tensors.items():
             self._check(name, info)
 
@@ -117,6 +117,28 @@ class GGUFCheckpoint:
         del name  # the gguf library's is one for all
         return torch.float32
 
+    def block_kind(self, name: str) -> str | None:
+        """The name of a quantized type; None: a tensor in floats, or one that is not there."""
+        info = self._tensors.get(name)
+        kind = None if info is None else GGMLQuantizationType(info.kind)
+        return None if kind is None or kind in FLOAT_DTYPES else kind.name
+
+    def blocks(self, name: str, rows: range, columns: range) -> torch.Tensor:
+        """Rows of blocks where they lie in the mapped file, uint8 [n, bytes]."""
+        info = self._tensors[name]
+        first, last = (row_bytes(bound, info.kind) for bound in (columns.start, columns.stop))
+        return torch.from_numpy(self._rows(info)[rows.start : rows.stop, first:last])
+
+    def row_index(self, name: str, rows: range) -> torch.Tensor | None:
+        """Which of these rows is the checkpoint's i-th one; None: they are in order.
+
+        Rows that change places are those of one head, and a range of rows has whole heads.
+        """
+        if not self._is_permuted(name):
+            return None
+        order = self._row_order(name, self.shapes[name][0])[rows.start : rows.stop]
+        return torch.from_numpy(order - rows.start)
+
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, dequantized and converted."""
         info = self._tensors[name]
@@ -142,12 +164,16 @@ class GGUFCheckpoint:
         data: np.ndarray = self._data[info.file][info.offset : info.offset + count * size]
         return data.reshape(count, size)
 
+    def _is_permuted(self, name: str) -> bool:
+        """Whether the file's rows are in another order."""
+        return self._row.gguf_rotates_neighbours and name.split(".")[-2] in {"q_proj", "k_proj"}
+
     def _row_order(self, name: str, num_rows: int) -> np.ndarray:
         """Which of the file's rows is the checkpoint's i-th row."""
         order = np.arange(num_rows)
-        projection = name.split(".")[-2]
-        if not self._row.gguf_rotates_neighbours or projection not in {"q_proj", "k_proj"}:
+        if not self._is_permuted(name):
             return order
+        projection = name.split(".")[-2]
         sizes = Section(self._header, self._header.architecture)
         heads = sizes.size("attention.head_count")
         if projection == "k_proj":
