@@ -8,6 +8,8 @@ import pytest
 from nv_api.prompts import Prompt, PromptTooLong, tokenize
 from nv_api.tokenizer import Tokenizer
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as BaseTokenizer
+from transformers import PreTrainedTokenizerFast
 
 PIECES = [
     "hello",
@@ -68,6 +70,49 @@ def test_white_space_that_may_be_removed_is_not_counted(byte_level):
     check(changed(byte_level, cut=pre_tokenizers.WhitespaceSplit()))
 
 
+def test_a_byte_counts_by_the_longest_token_that_has_it(byte_level):
+    run = AddedToken("=" * 96, special=False, normalized=False)
+    tokenizer = changed(byte_level, token=run)
+    check(tokenizer)
+    assert tokenizer.bound.of("=" * 960) == len(tokenizer.encode(["=" * 960])[0]) == 10
+    assert tokenizer.bound.of("B" * 960) == len(tokenizer.encode(["B" * 960])[0]) == 960
+    assert tokenizer.bound.of("a" * 960) == 80, "<|im_start|> has one"
+    assert tokenizer.bound.of("=" * 96 + "AB" * 100) == 201
+    nfc = changed(byte_level, normalizers.NFC(), token=run)
+    assert nfc.bound.of("B" * 960) == 960
+    assert nfc.bound.of("é" * 960) == 2 * 960 // (96 * 4), "NFC may join bytes of such a text"
+
+
+WORDS = ["hello", "##lo", "he", "a", "##b", "1", ",", "[", "]", "_", "日", "é", "e"]
+BERT_PIECES = [
+    *("hello", "heb", " ", "\n", "x" * 150, ",", "[MASK]", "a_b", "日本", "e\u0301", "\x0c"),
+    *("\u3000", "\x00", "\xad", "a1", "\u2028", "[", "\ufffd"),
+]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_bert_tokenizer_has_at_least_a_token_for_each_word_and_sign(lowercase):
+    tokens = ["[UNK]", "[MASK]", *WORDS]
+    model = models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token="[UNK]")
+    rust = BaseTokenizer(model)
+    rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.add_special_tokens(["[MASK]"])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=rust, unk_token="[UNK]"))
+    draw = random.Random(5)
+    texts = ["".join(draw.choices(BERT_PIECES, k=draw.randint(0, 40))) for _ in range(60)]
+    texts += [piece * 200 for piece in BERT_PIECES]
+    for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+        assert tokenizer.bound.of(text) <= len(ids), text[:20]
+    assert tokenizer.bound.of("hello " * 999) == 333, "[MASK] has two signs and a word"
+    assert tokenizer.bound.of("," * 999) == 333
+    assert tokenizer.bound.of("a" * 999) == 0, "a long word that it lacks is one token"
+    started = time.process_time()
+    with pytest.raises(PromptTooLong):
+        tokenize([Prompt("hello world " * 10**6, None)], tokenizer, 512)
+    assert time.process_time() - started < 1
+
+
 LOSSES = [
     {"normalizer": normalizers.Replace(Regex("b+"), "")},
     {"normalizer": normalizers.Replace("bbbb", "a")},
@@ -92,7 +137,7 @@ def test_a_text_far_over_the_context_is_refused_before_it_is_tokenized(byte_leve
     tokenizer = Tokenizer(byte_level)
     monkeypatch.setattr(tokenizer, "encode", None)
     started = time.process_time()
-    with pytest.raises(PromptTooLong, match=r"at least 384615 tokens and .* 512 tokens"):
+    with pytest.raises(PromptTooLong, match=r"at least 416666 tokens and .* 512 tokens"):
         tokenize([Prompt("a" * 5_000_000, None)], tokenizer, 512)
     assert time.process_time() - started < 1
 

@@ -384,11 +384,13 @@ class AsyncLLM(OneProcess):
         await self._prepare()
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Sequence):
             raise TypeError(f"prompts is {shown(prompts)}: it must be a list of prompts")
-        named = [single_prompt(prompt) for prompt in prompts]
         length = self._length(truncates)
-        return await self._in_thread(
-            lambda: tokenize(named, self.text, length, add_special_tokens=add_special_tokens)
-        )
+
+        def ids() -> list[TokenPrompt]:
+            named = [single_prompt(prompt) for prompt in prompts]
+            return tokenize(named, self.text, length, add_special_tokens=add_special_tokens)
+
+        return await self._in_thread(ids)
 
     @VLLM_NAMES.arguments_of
     async def chat_prompt(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from nv_models.byte_level import BYTE_OF_CHARACTER
 
+from nv_api.word_bound import WordBound, word_bound
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -23,14 +25,26 @@ OF_SPACE = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Strip"}
 """Steps that remove white space and nothing else."""
 KEEPING = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 """Steps that cut a text and keep all of it."""
+PART_BYTES = 1 << 18
 NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
+
+
+UNICODE_FORMS = {"NFC", "NFD", "NFKC", "NFKD", "ByteLevel"}
+"""Normalizers that leave ASCII as it is."""
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Bytes of tokens are rounded up to these, so that a text is read once for each at most."""
 
 
 class TokenBound:
     """The bound of one tokenizer: a token stands for no more bytes than the longest one has.
 
+    Where no step changes a text, a byte counts more the shorter the longest token is that has it:
+    with 1/length for each byte, no token counts more than 1, so a text has at least as many tokens
+    as its bytes count. Runs of spaces or signs are often 100 bytes long, words 30.
+
     It needs a tokenizer that loses no text: each byte has a token, and no step removes anything but
-    white space, which is then not counted. Any other tokenizer has no bound: 0.
+    white space, which is then not counted. BERT's has a bound of its own (`word_bound.py`), and any
+    other tokenizer has none: 0.
 
     Args:
         backend: the transformers tokenizer.
@@ -41,23 +55,35 @@ class TokenBound:
         self._shrink = 1.0
         self._longest = 0
         """Bytes of the longest token; 0 if texts have no bound."""
+        self._groups: dict[int, bytes] = {}
+        """The bytes whose longest token has so many bytes; empty if all count alike."""
+        self._words: WordBound | None = None
         rust: Any = getattr(backend, "backend_tokenizer", None)
         if rust is None:
             return
         normalizers, cuts = list(_steps(rust.normalizer)), list(_steps(rust.pre_tokenizer))
+        kinds = {step["type"] for step in normalizers}
+        self._words = word_bound(rust, kinds, {step["type"] for step in cuts})
         is_byte_level = any(step["type"] == "ByteLevel" for step in normalizers + cuts)
         if not _has_all_bytes(rust, is_byte_level):
             return
         if all(map(self._note_normalizer, normalizers)) and all(map(self._note_cut, cuts)):
             self._longest = self._bytes_of_longest(rust, is_byte_level)
+            if is_byte_level and kinds <= UNICODE_FORMS:
+                self._groups = _groups(rust)
 
     def of(self, text: str) -> int:
         """The least number of tokens of a text; the special tokens around it are not counted."""
+        if self._words is not None:
+            return self._words.of(text)
         if not self._longest:
             return 0
-        counted = "".join(text.split()) if self._skips_space else text
-        shrink = 1.0 if text.isascii() else self._shrink  # no form of Unicode changes ASCII
-        return int(len(counted.encode()) / (self._longest * shrink))
+        counted = ("".join(text.split()) if self._skips_space else text).encode()
+        if not text.isascii():
+            return int(len(counted) / (self._longest * self._shrink))
+        if not self._groups:  # no form of Unicode changes ASCII
+            return len(counted) // self._longest
+        return int(sum(_num_of(some, counted) / length for length, some in self._groups.items()))
 
     def _note_normalizer(self, step: dict[str, Any]) -> bool:
         """Take in what a normalizer may remove; False if that has no bound."""
@@ -93,6 +119,34 @@ class TokenBound:
             if token.normalized and rust.normalizer is not None:
                 sizes.append(len(rust.normalizer.normalize_str(token.content).encode()))
         return max(sizes, default=0)
+
+
+def _groups(rust: Any) -> dict[int, bytes]:  # noqa: ANN401  # untyped
+    """The bytes of ASCII by the length of the longest token that has them, rounded up."""
+    longest = dict.fromkeys(range(0x80), 1)
+    tokens = [bytes(BYTE_OF_CHARACTER[letter] for letter in each) for each in _plain_tokens(rust)]
+    tokens += [token.content.encode() for token in rust.get_added_tokens_decoder().values()]
+    for token in tokens:
+        for byte in set(token):
+            longest[byte] = max(longest.get(byte, 1), len(token))
+    groups: dict[int, list[int]] = {}
+    for byte in range(0x80):
+        length = next((each for each in LENGTHS if each >= longest[byte]), longest[byte])
+        groups.setdefault(length, []).append(byte)
+    return {length: bytes(some) for length, some in groups.items()}
+
+
+def _plain_tokens(rust: Any) -> Iterator[str]:  # noqa: ANN401  # untyped
+    """The tokens of a byte-level vocabulary that are written as its bytes."""
+    for token in rust.get_vocab(with_added_tokens=False):
+        if all(letter in BYTE_OF_CHARACTER for letter in token):
+            yield token
+
+
+def _num_of(some: bytes, text: bytes) -> int:
+    """How many bytes of a text are some of these; in parts, as other threads wait for each."""
+    parts = (text[at : at + PART_BYTES] for at in range(0, len(text), PART_BYTES))
+    return len(text) - sum(len(part.translate(None, some)) for part in parts)
 
 
 def _steps(whole: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  # the library has no type for both

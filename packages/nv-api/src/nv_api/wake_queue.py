@@ -21,14 +21,15 @@ class WakeQueue:
         self._streams: dict[RequestStream, None] = {}
 
     def add(self, streams: Iterable[RequestStream]) -> None:
-        """Wake the first streams now and the others in later turns.
+        """Wake the streams in the next turns.
 
-        A stream that still waits from an earlier step keeps its place, and is woken once.
+        A stream that still waits from an earlier step keeps its place, and is woken once: if steps
+        come faster than readers take them, their tokens merge.
         """
         is_idle = not self._streams
         self._streams.update(dict.fromkeys(streams))
-        if is_idle:
-            self._wake()
+        if is_idle and self._streams:
+            asyncio.get_running_loop().call_soon(self._wake)
 
     def _wake(self) -> None:
         for stream in tuple(islice(self._streams, NUM_PER_TURN)):

@@ -8,6 +8,7 @@ states. Wall times are in the report of `NV_REPORT=1 pytest -s`.
 """
 
 import asyncio
+import gc
 import json
 import os
 import select
@@ -203,6 +204,28 @@ def test_s11_slow_schemas_beside_32_streams(start, monkeypatch, tmp_path):
     assert fewest > 5 * seconds, "the host steps meanwhile: 100 times per second if it is alone"
     assert meter.dearest[0] < MOST_MS, meter.dearest
     assert max(turns) < MOST_MS, turns
+
+
+MANY_MS = 20.0
+"""CPU time of a callback beside many prompts; the goal is 5. With all in one callback it is 40."""
+
+
+def test_1000_prompts_of_one_request_leave_the_loop_free(start, monkeypatch):
+    server = start({"num_tokens": 50, "num_blocks": 30_000})
+    body = {"prompt": [f"hello world {number}" for number in range(1000)], "max_tokens": 2}
+    meter = LoopMeter()
+    gc.collect()
+    gc.disable()  # its pauses are of the test's own objects
+    try:
+        with meter.at_work(monkeypatch, server.loop, server.thread_id):
+            answer = asyncio.run(post(server, **body))
+    finally:
+        gc.enable()
+    choices = answer.json()["choices"]
+    assert [choice["index"] for choice in choices] == list(range(1000))
+    assert {choice["text"] for choice in choices} == {"bc"}
+    assert meter.dearest[0] < MANY_MS, meter.dearest
+    report("1,000 prompts", callbacks=sorted(meter.callbacks)[-3:], lag_ms=meter.latest)
 
 
 NUM_DEAF, NUM_READING = 50, 200

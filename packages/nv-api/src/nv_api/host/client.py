@@ -5,12 +5,19 @@ Owns the ids of requests and the frames on their way. Never makes text.
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import cast
 
 from nv_engine import EngineRequest
 
 from nv_api.host.frames import FROM_HOST, Abort, FrameBuffer, FromHost, ToHost, add_of, packed
+
+TURN_BYTES = 16 << 10
+"""Of frames that are handed on in one turn of the loop; the updates of 256 sequences have 4 kB, and
+take a thousandth of a second."""
+FRAME_BYTES = 100
+"""What a frame counts more: its work grows with its bytes only if it is long."""
 
 
 class HostClient(asyncio.Protocol):
@@ -25,6 +32,8 @@ class HostClient(asyncio.Protocol):
         self._receive = receive
         self._end = end
         self._received = FrameBuffer()
+        self._waiting: deque[bytes] = deque()
+        """Bodies of whole frames that are not handed on yet."""
         self._transport: asyncio.Transport | None = None
         self._next_id = 0
 
@@ -37,12 +46,28 @@ class HostClient(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
 
     def data_received(self, data: bytes) -> None:
-        """Hand on the frames that are whole."""
-        for body in self._received.push(data):
-            self._receive(FROM_HOST.decode(body))
+        """Hand on the frames that are whole, some in each turn of the loop."""
+        is_idle = not self._waiting
+        self._waiting += self._received.push(data)
+        if is_idle:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Hand on as many frames as come in a common step, and at least one."""
+        room = TURN_BYTES
+        try:
+            while self._waiting and room > 0:
+                body = self._waiting.popleft()
+                room -= len(body) + FRAME_BYTES
+                self._receive(FROM_HOST.decode(body))
+        finally:
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._hand_on)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The host is gone, or this end was closed."""
+        while self._waiting:
+            self._receive(FROM_HOST.decode(self._waiting.popleft()))
         self._transport = None
         self._end()
 

@@ -29,13 +29,21 @@ from nv_api.host.frames import (
 from nv_api.host.wire import Wire
 
 if TYPE_CHECKING:
-    from nv_engine import Engine, EngineRequest, Grammar, StructuredOutputsParams
+    from nv_engine import (
+        Engine,
+        EngineRequest,
+        Grammar,
+        SequenceUpdate,
+        StructuredOutputsParams,
+    )
 
 IDLE_SECONDS = 1.0
 """Longest wait for a frame; then the front end gets the counters anew."""
 STATS_SECONDS = 0.1
 """Between two records of the engine's counters while it works."""
 DRAIN_SECONDS = 5.0
+MAX_UPDATES = 256
+"""In one frame: the front end's loop is free between two frames."""
 NUM_COMPILERS = 2
 """Grammars compiled at once; the rest wait for their turn."""
 REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError)
@@ -151,9 +159,10 @@ class Host:
         """Step the engine and send what it gave; of a lost device, the reason."""
         output = self._engine.step()
         if output.updates or output.num_prefill_tokens or output.num_decode_tokens:
-            self._wire.send(
-                Step(output.updates, output.num_prefill_tokens, output.num_decode_tokens)
-            )
+            first, *more = _parts(output.updates)
+            self._wire.send(Step(first, output.num_prefill_tokens, output.num_decode_tokens))
+            for updates in more:
+                self._wire.send(Step(updates, 0, 0))
         if self._is_due(STATS_SECONDS) or not self._engine.has_unfinished:
             self._send_stats()  # after the last step too: nothing would send them for a while
         try:
@@ -168,3 +177,9 @@ class Host:
     def _send_stats(self) -> None:
         self._stats_at = time.monotonic()
         self._wire.send(Stats(self._engine.metrics))
+
+
+def _parts(updates: list["SequenceUpdate"]) -> list[list["SequenceUpdate"]]:
+    """A step's updates in lists of a bounded length, at least one."""
+    starts = range(0, len(updates) or 1, MAX_UPDATES)
+    return [updates[start : start + MAX_UPDATES] for start in starts]

@@ -25,6 +25,7 @@ from nv_api.server.guard import Guard
 from nv_api.server.jobs.job import Job
 from nv_api.server.service import LOGGER, Service, service_of
 from nv_api.server.sse import EventStream
+from nv_api.server.turns import turn
 
 Body = TypeVar("Body", bound=BaseModel)
 MakeJob = Callable[[Body, Service, str], Job]
@@ -103,7 +104,10 @@ class Answer(Response):
     async def _run(self, guard: Guard, send: Send) -> None:
         service, job = self._service, self._job
         prompts = await job.prompts()
-        params = [job.params_of(prompt) for prompt in prompts]
+        params: list[SamplingParams | PoolingParams] = []
+        for number, prompt in enumerate(prompts):
+            await turn(number)
+            params.append(job.params_of(prompt))
         try:
             streams = await submit(service.llm, prompts, params)
         except ApiError as error:

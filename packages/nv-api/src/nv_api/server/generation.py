@@ -18,6 +18,7 @@ from nv_api.server.errors import failed, lost, refusals
 from nv_api.server.llm import ServedLLM, ServedStream
 from nv_api.server.metrics import Metrics, Timing
 from nv_api.server.thought_tokens import ThoughtTokens
+from nv_api.server.turns import turn
 
 Take = Callable[[int, Sequence[CompletionOutput]], Awaitable[object] | None]
 """Gets a prompt's number and what is new of its completions. Returns something to await if it can
@@ -109,12 +110,14 @@ class Generation:
         Raises:
             ApiError: the engine has failed on a completion, or is lost.
         """
-        pumps = [self._pump(number, take) for number in range(len(self._prompts))]
-        if len(pumps) == 1:
-            await pumps[0]
+        if len(self._prompts) == 1:
+            await self._pump(0, take)
             return
-        tasks = [asyncio.create_task(pump) for pump in pumps]
+        tasks: list[asyncio.Task[None]] = []
         try:
+            for number in range(len(self._prompts)):
+                await turn(number)
+                tasks.append(asyncio.create_task(self._pump(number, take)))
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
@@ -153,12 +156,12 @@ async def submit(
     Raises:
         ApiError: 400, it refuses one; then it runs none of them. 503, it is lost.
     """
-    _check_all(prompts, llm.facts)
-    tasks = [
-        asyncio.ensure_future(llm.submit(prompt, own))
-        for prompt, own in zip(prompts, params, strict=True)
-    ]
+    await _check_all(prompts, llm.facts)
+    tasks: list[asyncio.Future[ServedStream]] = []
     try:
+        for number, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+            await turn(number)
+            tasks.append(asyncio.ensure_future(llm.submit(prompt, own)))
         await asyncio.wait(tasks)
         with refusals("prompt"):
             return [task.result() for task in tasks]
@@ -171,13 +174,14 @@ async def submit(
         raise
 
 
-def _check_all(prompts: Sequence[TokenPrompt], facts: ModelFacts) -> None:
+async def _check_all(prompts: Sequence[TokenPrompt], facts: ModelFacts) -> None:
     """Refuse several prompts before the engine gets the first, which it would run meanwhile."""
     checked: list[list[int]] = []
     if len(prompts) > 1:
         with refusals("prompt"), numbered(checked, len(prompts)):
-            for prompt in prompts:
-                checked.append(plain_prompt(prompt.token_ids, facts, plain=True))  # noqa: PERF401
+            for number, prompt in enumerate(prompts):
+                await turn(number)
+                checked.append(plain_prompt(prompt.token_ids, facts, plain=True))
 
 
 def _abort(task: "asyncio.Future[ServedStream]") -> None:

@@ -105,7 +105,8 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _note_step(self, step: Any) -> None:  # noqa: ANN401  # of `ServedLLM.on_step`
-        self.iteration_tokens.observe(step.num_prefill_tokens + step.num_decode_tokens)
+        if num_tokens := step.num_prefill_tokens + step.num_decode_tokens:
+            self.iteration_tokens.observe(num_tokens)
 
     def families(self) -> Iterator[Metric]:
         """Everything that is shown."""

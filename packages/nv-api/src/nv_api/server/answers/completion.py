@@ -3,6 +3,7 @@
 Owns their shape, and the echo of a prompt.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from nv_api.server.probabilities import CompletionColumns, TokenNames, prompt_lo
 from nv_api.server.sse import event
 
 KIND = "text_completion"
+MANY = 64
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
@@ -225,7 +227,12 @@ class CompletionWhole:
         self._pieces[index].append(self._choices.piece(number, delta))
 
     async def body(self, usage: Usage) -> bytes:
-        """The response as JSON."""
+        """The response as JSON; that of many choices is made beside the event loop."""
+        if len(self._choices) < MANY:
+            return self._body(usage)
+        return await asyncio.to_thread(self._body, usage)
+
+    def _body(self, usage: Usage) -> bytes:
         choices = [self._fields(index, pieces) for index, pieces in enumerate(self._pieces)]
         head = self._form.head.fields(KIND)
         return orjson.dumps({**head, "choices": choices, "usage": self._form.usage(usage).fields})

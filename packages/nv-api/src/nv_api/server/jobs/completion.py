@@ -55,6 +55,7 @@ class CompletionJob:
             has_token_ids=bool(asked.return_token_ids),
         )
         self._prompts = input_list(asked.prompt, "prompt")
+        self._fitted: dict[int, SamplingParams] = {}
         self._is_only_echo = asked.max_tokens == 0 and bool(asked.echo)
         self.ignored = ignored_fields(asked)
         self._demand = response_demand(asked, service.options)
@@ -72,8 +73,12 @@ class CompletionJob:
         return [prompt._replace(cache_salt=self._asked.cache_salt) for prompt in prompts]
 
     def params_of(self, prompt: TokenPrompt) -> SamplingParams:
-        """Those of every prompt, and its length."""
-        return fitted(self.params, len(prompt.token_ids), self._service.llm.facts.max_model_len)
+        """Those of every prompt, and its length; prompts of one length share them."""
+        length = len(prompt.token_ids)
+        if length not in self._fitted:
+            most = self._service.llm.facts.max_model_len
+            self._fitted[length] = fitted(self.params, length, most)
+        return self._fitted[length]
 
     async def explained(self, error: ApiError) -> ApiError:
         """With the name response_format, if that is wrong."""
