@@ -51,8 +51,10 @@ def test_weights_name_numbers_and_option() -> None:
     check_weights(GIB, GIB, torch.float32, is_share=True)
     with pytest.raises(ValueError, match=r"3\.00 GiB .* 2\.00 GiB: raise gpu_memory"):
         check_weights(3 * GIB, 2 * GIB, torch.float32, is_share=True)
-    with pytest.raises(ValueError, match=r"2\.00 GiB: free memory, .* tensor_parallel_size$"):
+    with pytest.raises(ValueError, match=r'2\.00 GiB: free memory, .* or quantization="fp8"$'):
         check_weights(2 * GIB + 1, 2 * GIB, torch.bfloat16, is_share=False)
+    with pytest.raises(ValueError, match=r"a rank in awq and may .* tensor_parallel_size$"):
+        check_weights(2 * GIB + 1, 2 * GIB, torch.bfloat16, is_share=False, scheme="awq")
 
 
 def test_a_step_too_large_names_numbers_and_options(monkeypatch: pytest.MonkeyPatch) -> None:

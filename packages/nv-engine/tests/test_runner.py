@@ -275,7 +275,7 @@ def test_k3_graphs_and_the_sampler_are_in_the_budget(
     )  # fmt: skip
     plan = start.plan_start(config, TensorParallel())
     make, run, ran = start._make_trial_runner, Runner.run, []
-    monkeypatch.setattr(start, "_make_trial_runner", lambda _, model: make(plan, model))
+    monkeypatch.setattr(start, "_make_trial_runner", lambda _, *rest: make(plan, *rest))
     monkeypatch.setattr(
         Runner, "run", lambda runner, batch: ran.append(batch) or run(runner, batch)
     )

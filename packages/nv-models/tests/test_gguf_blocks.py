@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType as Kind
 from nv_kernels.linear.weight import Dense
 from nv_models import TensorParallel, load_model, plan_model
 from nv_models.layers.linear import Linear
+from nv_models.quantization.gguf import GGUFScheme
 from safetensors.torch import save_file
 
 KEPT = [Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
@@ -158,3 +159,37 @@ def test_blocks_of_zeros_are_refused(write, tiny_checkpoint):
     file.write_bytes(data)
     with pytest.raises(ValueError, match=r"all zeros, .* are model\.embed_tokens\.weight"):
         load_model(file)
+
+
+@pytest.mark.parametrize("kinds", [Kind.Q4_0, Kind.Q5_1, Kind.Q4_K, Kind.Q6_K, MIXED], ids=str)
+def test_on_a_card_blocks_become_groups(write, monkeypatch, kinds):
+    """The plan of a card, with the record that its kernels are made of, on the CPU."""
+    file, folder = write(kinds)
+    real = GGUFScheme.__init__
+    monkeypatch.setattr(GGUFScheme, "__init__", lambda *args, **_: real(*args, is_on_card=True))
+    plan = plan_model(file)
+    arithmetic = replace(plan.placement.arithmetic, quantized=lambda record: record.grouped())
+    model = replace(plan, placement=replace(plan.placement, arithmetic=arithmetic)).load()
+    weights = [module.weight for module in model.modules() if isinstance(module, Linear)]
+    weights.append(model.lm_head.head)
+    assert all(isinstance(weight, nk.Grouped) for weight in weights)
+    assert model.model.embed_tokens.blocks is None
+    whole = sum(each.num_bytes for each in weights)
+    assert plan.num_bytes == whole + sum(each.nbytes for each in model.parameters())
+    expected = matrices(load_records(folder, dtype="float32"))
+    for name, values in matrices(model).items():
+        assert (values - expected[name]).abs().max() <= 2**-10 * expected[name].abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kinds", [Kind.Q4_1, MIXED], ids=str)
+def test_logits_on_a_card(write, kinds):
+    file, folder = write(kinds)
+    hidden = torch.randn(5, 256, dtype=torch.bfloat16, device="cuda")
+    model, expected = (load_model(each, device="cuda", dtype="bfloat16") for each in (file, folder))
+    for ours, theirs in zip(model.modules(), expected.modules(), strict=True):
+        if isinstance(ours, Linear) and ours.shape[1] == 256:
+            out, wanted = (each.weight.linear(hidden).float() for each in (ours, theirs))
+            assert (out - wanted).norm() < 1e-2 * wanted.norm()
+    out, wanted = (each.lm_head.logits(hidden) for each in (model, expected))
+    assert (out - wanted).norm() < 1e-2 * wanted.norm()

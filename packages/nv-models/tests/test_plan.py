@@ -70,3 +70,12 @@ def test_nothing_is_made_of_files_that_do_not_fit(tiny_checkpoint, made):
     with pytest.raises(ValueError, match=r"layers\.2\.\S+ \[\d+(, \d+)?\] is missing"):
         load_model(folder)
     assert not made
+
+
+def test_bytes_of_a_layer(tiny_checkpoint):
+    folder = tiny_checkpoint()
+    values = 128 * 64 * (2 * 4 + 2 * 2) + 3 * 128 * 192
+    assert plan_model(folder, dtype="float32").layer_bytes == 4 * values
+    assert plan_model(folder, parallel=TensorParallel(0, 2)).layer_bytes == 4 * values // 2
+    fp8 = plan_model(folder, quantization="fp8").layer_bytes
+    assert fp8 == values + 4 * (512 + 128 + 2 * 192 + 128)  # a scale per row

@@ -173,6 +173,15 @@ def test_parts_that_disagree_are_dequantized_with_one_warning(edited):
     assert all(torch.equal(found[module], expected[module]) for module in expected)
 
 
+def test_what_no_kernel_takes_is_dequantized_on_a_card(monkeypatch):
+    """A card's op returns the record where it has no kernel; here a device of another type does."""
+    monkeypatch.setattr("nv_kernels.Grouped.device", property(lambda _: torch.device("meta")))
+    match = r"as floats of 0\.2 MiB, are .*: no kernel takes Grouped of \[256, 128\]"
+    with pytest.warns(UserWarning, match=match):
+        found = load_records(FOLDER / "w4")
+    assert all(not isinstance(module.weight, nk.Quantized) for _, module in linears(found))
+
+
 class TestOrderOfColumns:
     """actorder "group": groups of columns that do not lie together."""
 

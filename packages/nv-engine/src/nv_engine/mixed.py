@@ -13,9 +13,9 @@ Inference with Sarathi-Serve, OSDI 2024.)
 
 from dataclasses import dataclass
 
-LEAST_LAYER = 80_000_000
-"""Weights of a layer from which its products are efficient at such sizes: with fewer, launches
-take as long as they do, and few large steps are better."""
+LEAST_LAYER = 160_000_000
+"""Bytes of a layer's weights from which its products are efficient at such sizes: with fewer,
+launches take as long as they do, and few large steps are better. Measured with bf16."""
 GRAIN = 32
 
 
@@ -55,6 +55,6 @@ class MixedSteps:
         return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
-def mixed_steps(layer_parameters: int) -> MixedSteps | None:
-    """The bound for a model with that many weights per layer (on one rank); None: no bound."""
-    return MixedSteps() if layer_parameters >= LEAST_LAYER else None
+def mixed_steps(layer_bytes: int) -> MixedSteps | None:
+    """The bound for a model whose layers have that many bytes (on one rank); None: no bound."""
+    return MixedSteps() if layer_bytes >= LEAST_LAYER else None

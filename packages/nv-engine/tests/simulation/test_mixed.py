@@ -88,5 +88,5 @@ def test_waiting_tokens_are_counted_when_a_request_leaves(simulation):
 
 
 def test_large_layers_have_it_and_small_ones_do_not():
-    assert mixed_steps(4096 * (80 * 128 + 3 * 12288)) == MixedSteps()  # Qwen3-8B
-    assert mixed_steps(1024 * (48 * 128 + 3 * 3072)) is None  # Qwen3-0.6B
+    assert mixed_steps(2 * 4096 * (80 * 128 + 3 * 12288)) == MixedSteps()  # Qwen3-8B
+    assert mixed_steps(2 * 1024 * (48 * 128 + 3 * 3072)) is None  # Qwen3-0.6B

@@ -30,7 +30,7 @@ from nv_models.quantization import gguf_scheme, read_scheme
 from nv_models.quantization.form import NoFiles
 from nv_models.quantization.gguf import block_files
 from nv_models.read_config import ConfigFiles
-from nv_models.weights import allocate, count_bytes, fill_dummy, load_weights
+from nv_models.weights import allocate, bytes_per_value, count_bytes, fill_dummy, load_weights
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "gguf", "dummy")
 WANTED = {
@@ -64,6 +64,12 @@ class ModelPlan:
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
         return count_bytes(self._outline())
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the weights by which a layer multiplies a token, on this rank."""
+        values = self.config.layer_parameters // self.placement.parallel.size
+        return round(values * bytes_per_value(self._outline()))
 
     def load(self) -> CausalLM:
         """Make the model and fill it.

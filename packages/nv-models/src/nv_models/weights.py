@@ -4,6 +4,7 @@ Owns the comparison of a model's shards with a checkpoint's tensors, the order i
 made, and the copying. Never opens a file. Never guesses.
 """
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -218,3 +219,10 @@ def count_bytes(model: nn.Module) -> int:
         if isinstance(module, Linear | Vocabulary) and module.matrix is not None
     )
     return quantized + sum(each.nbytes for each in model.parameters())
+
+
+def bytes_per_value(model: nn.Module) -> float:
+    """Bytes of the linear layers' matrices per value; tensors must be allocated, on meta too."""
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    sizes = (each.matrix.num_bytes if each.matrix else each.values.nbytes for each in layers)
+    return sum(sizes) / sum(math.prod(each.shape) for each in layers)

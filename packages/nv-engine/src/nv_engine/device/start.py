@@ -163,8 +163,7 @@ def start_runner(config: EngineConfig, parallel: TensorParallel | None = None) -
         compile_seconds,
         "each captured when its step first comes" if captures else "none",
     )
-    weights_per_layer = plan.model.config.layer_parameters // plan.parallel.size
-    mixed = mixed_steps(weights_per_layer) if captures else None
+    mixed = mixed_steps(plan.model.layer_bytes) if captures else None
     runner = _make_runner(plan, model, plan.facts(num_blocks, mixed))
     if captures:
         buckets = Buckets(config.max_num_seqs, plan.max_model_len, mixed)
@@ -285,7 +284,9 @@ def _check_weights(plan: StartPlan) -> None:
     """Refuse weights, and a KV cache of a size that was asked for, that do not fit."""
     room, asked = _room(plan), plan.config.num_kvcache_blocks
     is_share = plan.device.type == "cuda" and asked == -1
-    check_weights(plan.model.num_bytes, room, plan.model.placement.dtype, is_share=is_share)
+    placement = plan.model.placement
+    scheme = placement.scheme.name if placement.scheme else None
+    check_weights(plan.model.num_bytes, room, placement.dtype, is_share=is_share, scheme=scheme)
     if asked > 0:
         asked_blocks(asked, plan.block_need, room - plan.model.num_bytes)
 

@@ -44,8 +44,11 @@ OPTIONS: dict[str | None, str | None] = {
     **dict.fromkeys(("fp8_per_block", "fp8_per_channel", "fp8_per_tensor"), "fp8"),
 }
 """Values of the option `quantization`, with vLLM's other names, and the scheme of each."""
-CPU_DTYPES = (torch.float32, torch.bfloat16)
-"""In which a CPU has products of blocks."""
+BLOCK_DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float16, torch.bfloat16),
+}
+"""In which a kind of device has products of blocks."""
 OTHER_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files that have the `quantization_config` where config.json has none, and its `quant_method`."""
 
@@ -120,7 +123,9 @@ def gguf_scheme(
     """
     if checked_option(option) not in (None, GGUF):
         raise _disagreement(option, "a GGUF file")
-    return GGUFScheme(files, dtype) if device.type == "cpu" and dtype in CPU_DTYPES else None
+    if dtype not in BLOCK_DTYPES.get(device.type, ()):
+        return None
+    return GGUFScheme(files, dtype, is_on_card=device.type == "cuda")
 
 
 def _disagreement(option: str | None, found: str) -> ValueError:

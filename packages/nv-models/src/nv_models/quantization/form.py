@@ -5,7 +5,7 @@ names the tensors and makes a record of `nv_kernels` of them. Never reads a file
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -179,6 +179,11 @@ class Form(ABC):
     @abstractmethod
     def num_bytes(self, region: Region) -> int:
         """Bytes of the record of a region."""
+
+    def beside(self, others: Sequence["Form | None"]) -> "Form":
+        """The form of this matrix in a stack with others."""
+        del others  # only blocks change beside those of another kind
+        return self
 
     @abstractmethod
     def fill_dummy(

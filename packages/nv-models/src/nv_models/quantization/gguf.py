@@ -1,11 +1,11 @@
-"""GGUF: blocks that stay as the file has them, on a CPU where they lie in the mapped file.
+"""GGUF: blocks that stay quantized, on a CPU where they lie in the mapped file.
 
 Owns the choice of the tensors that stay quantized. The layout of each kind of block is
 `nv_kernels`'. Never reads a file.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import nv_kernels as nk
@@ -13,8 +13,12 @@ import torch
 from nv_kernels.linear.quantized.block_kinds import BLOCK_KINDS
 
 from nv_models.quantization.form import Axis, Form, Region
+from nv_models.quantization.grouped import grouped_bytes
 from nv_models.quantization.scheme import Dequantized, Scheme
 from nv_models.shard import Shard
+
+MIXED_GROUP = min(kind.group_size for kind in BLOCK_KINDS.values())
+"""Columns per scale where blocks of several kinds are one record."""
 
 
 @runtime_checkable
@@ -46,10 +50,14 @@ class GGUFForm(Form):
     Attributes:
         kind: a name of BLOCK_KINDS.
         files: that have them.
+        is_on_card: the record becomes groups of codes there.
+        is_mixed: it is one record with blocks of another kind.
     """
 
     kind: str
     files: BlockFiles
+    is_on_card: bool = False
+    is_mixed: bool = False
 
     def stacks_with(self, other: Form) -> bool:
         """Blocks of several kinds are one record."""
@@ -74,8 +82,18 @@ class GGUFForm(Form):
         """See `Form.num_bytes`."""
         rows, columns = region.kept
         block = BLOCK_KINDS[self.kind]
+        if self.is_on_card:
+            if self.is_mixed:  # codes of 8 bits, scales and offsets in fp32
+                return grouped_bytes(region, 8, MIXED_GROUP, torch.float32, torch.float32)
+            offset = torch.float16 if block.zero is None else None
+            return grouped_bytes(region, block.bits, block.group_size, torch.float16, offset)
         index = self.files.row_index(f"{region.module}.weight", region.rows)
         return rows * columns // block.num_values * block.num_bytes + 8 * rows * (index is not None)
+
+    def beside(self, others: Sequence[Form | None]) -> Form:
+        """See `Form.beside`."""
+        kinds = {each.kind for each in others if isinstance(each, GGUFForm)}
+        return replace(self, is_mixed=len(kinds) > 1)
 
     def fill_dummy(
         self, values: Mapping[str, torch.Tensor], region: Region, generator: torch.Generator
@@ -89,15 +107,16 @@ class GGUFScheme(Scheme):
 
     name = "gguf"
 
-    def __init__(self, files: BlockFiles, dtype: torch.dtype) -> None:
+    def __init__(self, files: BlockFiles, dtype: torch.dtype, *, is_on_card: bool = False) -> None:
         """Keep what has a kind of BLOCK_KINDS.
 
         Args:
             files: that have the tensors.
             dtype: of those that are dequantized.
+            is_on_card: the model computes on a card.
         """
         super().__init__()
-        self._files, self._dtype = files, dtype
+        self._files, self._dtype, self._is_on_card = files, dtype, is_on_card
 
     def form(self, region: Region) -> Form | None:
         """See `Scheme.form`. A tensor that cannot stay quantized is noted for the warning."""
@@ -106,15 +125,15 @@ class GGUFScheme(Scheme):
             return None  # the stacks of experts are dequantized, as they have no product in blocks
         reason = reason_to_dequantize(kind, region)
         if reason is None:
-            return GGUFForm(kind, self._files)
+            return GGUFForm(kind, self._files, self._is_on_card)
         rows, columns = region.kept
         size = rows * columns * self._dtype.itemsize
         self.note(Dequantized((region.module,), size, reason))
         return None
 
     def embedding_form(self, region: Region) -> Form | None:
-        """See `Scheme.embedding_form`."""
-        return self.form(region)
+        """See `Scheme.embedding_form`. On a card the embedding is in floats."""
+        return None if self._is_on_card else self.form(region)
 
 
 def reason_to_dequantize(kind: str, region: Region) -> str | None:

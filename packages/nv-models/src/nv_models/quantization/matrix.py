@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import nv_kernels as nk
 import torch
+from nv_kernels.linear.quantized.weight import BatchInvariantQuantized
 
 from nv_models.quantization.form import DUMMY_STD, Form, Region
 from nv_models.quantization.scheme import Dequantized, Scheme
@@ -90,7 +91,13 @@ class LoadedMatrix:
             self.scheme.note(Dequantized(modules, values.nbytes, str(error)))
             return of_floats(values)
         records.clear()
-        return of_record(record)
+        made = of_record(record)
+        if record.device.type == "cpu" or not is_definition(made, record):
+            return made
+        values = record.dense(self.dtype)
+        reason = f"no kernel takes {type(record).__name__} of {list(record.shape)}"
+        self.scheme.note(Dequantized(modules, values.nbytes, reason))
+        return of_floats(values)
 
     def blocks(self) -> nk.Blocks:
         """The record of a matrix of one part in blocks, which is released."""
@@ -110,6 +117,7 @@ def allocated(
     forms = [scheme.form(region) if scheme else None for region, _ in regions]
     if scheme is None or not any(forms):
         return None
+    forms = [form and form.beside(forms) for form in forms]
     return of_forms(regions, forms, scheme, dtype, device)
 
 
@@ -130,6 +138,11 @@ def of_forms(
             shards = form.tensors(region, device)
         parts.append(Part(region, order, form, shards))
     return LoadedMatrix(parts, scheme, dtype)
+
+
+def is_definition(made: nk.Weight, record: nk.Quantized) -> bool:
+    """Whether a card would compute a product by its definition, the floats at each call."""
+    return made is record or isinstance(made, BatchInvariantQuantized)
 
 
 def loaded(part: Part, dtype: torch.dtype) -> nk.Quantized | torch.Tensor:
