@@ -190,6 +190,7 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"vocab_size": None}, "vocab_size is missing"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000: it must be at most 2048"),
+        ({"head_dim": 10**9}, "head_dim is 1000000000: it must be at most 65536"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide': it must be a positive integer"),
         (
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},

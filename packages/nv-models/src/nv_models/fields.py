@@ -16,14 +16,16 @@ from nv_models.missing import why_missing
 from nv_models.pointer import refuse_pointer
 
 LARGEST_SIZE = 2**31 - 1
+"""Sizes are kept in 32 bits; a larger one is a mistake."""
 MOST = {
+    "head_dim": 65536,
     "num_hidden_layers": 2048,
     "num_experts": 8192,
     "num_local_experts": 8192,
     "num_labels": 2**20,
 }
-"""Of what each is a Python object: many times what models have."""
-"""Sizes are kept in 32 bits; a larger one is a mistake."""
+"""Of what each is a Python object, or is computed before the weights are compared with the files:
+many times what models have."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
