@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 from nv_api.prompts import Prompt, PromptTooLong, tokenize
 from nv_api.tokenizer import Tokenizer
+from nv_models.byte_level import BYTE_OF_CHARACTER
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as BaseTokenizer
 from transformers import PreTrainedTokenizerFast
@@ -125,6 +126,22 @@ LOSSES = [
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_tokenizer_that_may_lose_text_has_no_bound(byte_level, loss):
     assert changed(byte_level, **loss).bound.of("b" * 9999) == 0
+
+
+def without(backend, byte):
+    """A BPE of the same letters but that of a byte, without merges."""
+    letters = {letter: i for i, letter in enumerate(sorted(BYTE_OF_CHARACTER))}
+    (lost,) = (letter for letter, value in BYTE_OF_CHARACTER.items() if value == byte)
+    del letters[lost]
+    return changed(backend, model=models.BPE(letters, []))
+
+
+def test_a_control_character_without_a_token_is_not_counted(byte_level):
+    tokenizer = without(byte_level, 0x04)
+    check(tokenizer)
+    text = "b" * 999 + "\x04" * 99999
+    assert 0 < tokenizer.bound.of(text) <= len(tokenizer.encode([text])[0]) == 999
+    assert without(byte_level, ord("b")).bound.of(text) == 0
 
 
 def test_unknown_characters_that_become_one_token_have_no_bound(sentence_piece):

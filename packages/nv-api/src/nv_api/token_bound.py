@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nv_models.byte_level import BYTE_OF_CHARACTER
+from nv_models.byte_level import BYTE_OF_CHARACTER, TEXT_CHARACTERS
 
 from nv_api.word_bound import WordBound, word_bound
 
@@ -26,7 +26,6 @@ OF_SPACE = {"Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Strip"}
 KEEPING = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
 """Steps that cut a text and keep all of it."""
 PART_BYTES = 1 << 18
-NEVER_IN_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
 UNICODE_FORMS = {"NFC", "NFD", "NFKC", "NFKD", "ByteLevel"}
@@ -57,6 +56,8 @@ class TokenBound:
         """Bytes of the longest token; 0 if texts have no bound."""
         self._groups: dict[int, bytes] = {}
         """The bytes whose longest token has so many bytes; empty if all count alike."""
+        self._without_token = b""
+        """Bytes of control characters that have no token, as in SmolLM2's; they are not counted."""
         self._words: WordBound | None = None
         rust: Any = getattr(backend, "backend_tokenizer", None)
         if rust is None:
@@ -67,6 +68,9 @@ class TokenBound:
         is_byte_level = any(step["type"] == "ByteLevel" for step in normalizers + cuts)
         if not _has_all_bytes(rust, is_byte_level):
             return
+        if is_byte_level:
+            pairs = BYTE_OF_CHARACTER.items()
+            self._without_token = bytes(b for c, b in pairs if rust.token_to_id(c) is None)
         if all(map(self._note_normalizer, normalizers)) and all(map(self._note_cut, cuts)):
             self._longest = self._bytes_of_longest(rust, is_byte_level)
             if is_byte_level and kinds <= UNICODE_FORMS:
@@ -79,6 +83,8 @@ class TokenBound:
         if not self._longest:
             return 0
         counted = ("".join(text.split()) if self._skips_space else text).encode()
+        if self._without_token:
+            counted = counted.translate(None, self._without_token)
         if not text.isascii():
             return int(len(counted) / (self._longest * self._shrink))
         if not self._groups:  # no form of Unicode changes ASCII
@@ -161,12 +167,11 @@ def _steps(whole: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  # the libra
 
 
 def _has_all_bytes(rust: Any, is_byte_level: bool) -> bool:  # noqa: ANN401  # untyped
-    """Whether no character is lost, or becomes one unknown token together with its neighbours."""
+    """Whether no character of plain text is lost, or joins its neighbours in an unknown token."""
     if type(rust.model).__name__ not in {"BPE", "Unigram"}:
         return False
     if is_byte_level:
-        letters = (c for c, byte in BYTE_OF_CHARACTER.items() if byte not in NEVER_IN_UTF8)
-        return all(rust.token_to_id(letter) is not None for letter in letters)
+        return all(rust.token_to_id(letter) is not None for letter in TEXT_CHARACTERS.values())
     names = (f"<0x{byte:02X}>" for byte in range(256))
     falls_back = bool(getattr(rust.model, "byte_fallback", False))
     return falls_back and all(rust.token_to_id(name) is not None for name in names)
