@@ -8,12 +8,14 @@ import warnings
 import pytest
 from nv_api.chat_check import check_chat
 from nv_api.chat_losses import losses
+from nv_api.conversation import Rendering, check_read, conversation_list
 from nv_api.tokenizer import Tokenizer
 
 IN_MESSAGES = "{%% for m in messages %%}<|{{ m.role }}|>%s\n{%% endfor %%}"
 OF_USER = "{% if m.role == 'user' %}{{ m.content }}{% endif %}"
 HISTORY = "{%% for m in messages%s %%}<|{{ m.role }}|>{{ m.content }}\n{%% endfor %%}"
 
+USER = {"role": "user", "content": "hi"}
 SYSTEM = "does not print the messages with the role 'system'"
 ANSWERS = "does not print the messages with the role 'assistant'"
 CASE = "prints a message's text in upper or lower case"
@@ -218,3 +220,28 @@ def test_16_a_template_of_a_call_is_checked_once_as_one_at_load(scripted, templa
         assert text.startswith(f"the chat_template of this call {fault}")
         assert text.endswith("correct it, or leave it out")
     assert {each.filename for each in caught} <= {__file__}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "names"),
+    [
+        ([USER], {"tools": [TOOL]}, ["tools"]),
+        ([USER, CALLS, USER], {}, ["tool_calls"]),
+        ([USER, CALLS, USER], {"tools": [TOOL]}, ["tools", "tool_calls"]),
+        ([USER], {"tools": []}, []),
+        ([USER, {**CALLS, "tool_calls": []}], {}, []),
+    ],
+)
+def test_tools_that_the_template_does_not_read_are_warned_of(byte_level, messages, options, names):
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    reading = plain + "{{ tools }}{{ messages[-1]['tool_calls'] }}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for template in plain, reading:
+            rendering = Rendering(chat_template=template, **options)
+            check_read(Tokenizer(byte_level), conversation_list([messages]), rendering)
+    assert [str(each.message).split(",")[0] for each in caught] == [f"there are {n}" for n in names]

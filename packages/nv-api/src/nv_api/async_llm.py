@@ -21,7 +21,13 @@ from nv_engine.values import one_id, shown
 from nv_api import options as keywords
 from nv_api.arguments import POOLING_NAMES, VLLM_NAMES, params_list, plain_name
 from nv_api.chat_check import check_given
-from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
+from nv_api.conversation import (
+    Message,
+    Rendering,
+    chat_prompt,
+    check_read,
+    conversation_list,
+)
 from nv_api.host.client import HostClient
 from nv_api.host.frames import (
     Accepted,
@@ -268,6 +274,7 @@ class AsyncLLM(OneProcess):
         await self._prepare()
         check_given(chat_template, self.text)
         prompt = await self.chat_prompt(messages, rendering)
+        check_read(self.text, conversation_list([messages]), rendering)
         async with aclosing(self._outputs(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output

@@ -7,7 +7,8 @@ system's message: templates in wide use do so. Never decides what follows from a
 
 import html
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jinja2 import TemplateError
 
@@ -49,6 +50,16 @@ def losses(template: str) -> list[str]:
             continue
         return [*_losses(roles, texts, prompt)]
     return []
+
+
+def unread(template: str, names: Iterable[str]) -> list[str]:
+    """Those of the names that a template does not have: it cannot read what they name.
+
+    Args:
+        template: Jinja.
+        names: of variables, or of fields of a message.
+    """
+    return [name for name in names if not re.search(rf"\b{name}\b", template)]
 
 
 def _text(probe: str) -> str:

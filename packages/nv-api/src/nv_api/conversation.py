@@ -5,15 +5,18 @@ template itself is the tokenizer's.
 """
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jinja2 import TemplateError
+from nv_engine.user_line import warn_user
 from nv_engine.values import boolean, one_of, shown
 
 from nv_api.bounded_template import rendered
+from nv_api.chat_losses import unread
 from nv_api.content import checked_content, in_form
 from nv_api.continuation import continued
 from nv_api.probe import TEMPLATE_ERRORS, form_of
@@ -128,6 +131,36 @@ def chat_prompt(
     check_length(text, tokenizer, max_model_len)
     (token_ids,) = tokenizer.encode([text], add_special_tokens=False)
     return TokenPrompt(text, token_ids)
+
+
+def check_read(
+    tokenizer: Tokenizer | None,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    rendering: Rendering,
+) -> None:
+    """Check that the chat template reads the tools of a call and the calls of its messages.
+
+    Args:
+        tokenizer: has the template.
+        conversations: of `conversation_list`.
+        rendering: has the tools.
+
+    Warns:
+        UserWarning: it does not. Other faults are reported when it is rendered.
+    """
+    given = ["tools"] if rendering.tools else []
+    messages = itertools.chain.from_iterable(conversations)
+    given += ["tool_calls"] if any("tool_calls" in message for message in messages) else []
+    template = rendering.chat_template
+    if tokenizer is None or not given or not (template or tokenizer.backend.chat_template):
+        return
+    with _template_errors():
+        template = tokenizer.backend.get_chat_template(template, [*(rendering.tools or ())] or None)
+    for name in unread(template, given):
+        warn_user(
+            f"there are {name}, and the chat template does not read {name}, so that the model does "
+            "not see them: pass a chat_template that prints them, or put them into a message"
+        )
 
 
 def _render(

@@ -13,7 +13,13 @@ from nv_engine import SamplingParams
 from nv_api.arguments import VLLM_NAMES, ParamsLike, params_list, refuse_lora
 from nv_api.chat_check import check_given
 from nv_api.collector import uncollected
-from nv_api.conversation import Message, Rendering, chat_prompt, conversation_list
+from nv_api.conversation import (
+    Message,
+    Rendering,
+    chat_prompt,
+    check_read,
+    conversation_list,
+)
 from nv_api.members import OF_LLM, missing
 from nv_api.one_process import OneProcess
 from nv_api.outputs import CompletionOutput, RequestOutput
@@ -147,6 +153,7 @@ class LLM(PoolingMethods, OneProcess):
         check_given(chat_template, self._tokenizer)
         length = self._session.max_model_len
         prompts = [chat_prompt(self._tokenizer, each, rendering, length) for each in conversations]
+        check_read(self._tokenizer, conversations, rendering)
         params = self._params_of(sampling_params, len(prompts))
         return self._session.run(prompts, params, use_tqdm)
 
@@ -224,6 +231,7 @@ class LLM(PoolingMethods, OneProcess):
         self._session.check_usable()
         check_given(chat_template, self._tokenizer)
         prompt = chat_prompt(self._tokenizer, conversation, rendering, self._session.max_model_len)
+        check_read(self._tokenizer, [conversation], rendering)
         (params,) = self._params_of(sampling_params, 1)
         return self._session.stream(prompt, params)
 
