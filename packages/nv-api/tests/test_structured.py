@@ -321,6 +321,7 @@ DOUBLING = "".join(f"E{i}: E{i + 1} E{i + 1}\n" for i in range(25)) + 'E25: "a"\
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"grammar": 'start[temperature=0.5]: "a"'}, "temperature of its own, .*: leave it out"),
         ({"grammar": "start: <[999999]>"}, "names a token id past the vocabulary: give a smaller"),
         ({"regex": "(?=a)b"}, "look-around, including"),
         ({"regex": r"(a)\1"}, "backreferences are not supported"),

@@ -88,11 +88,16 @@ def test_b01_no_label_changes_a_word(written, request, kind, label, model_type):
         {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}},
         {"fast_tokenizer_files": ["tokenizer.0.0.1.json"]},
         {"added_tokens_decoder": {"258": {"content": "<|im_end|>", "rstrip": True}}},
-        {"added_tokens_decoder": {"7": {"content": "<|im_end|>", "special": True}}},
     ],
 )
 def test_b01_no_value_of_the_config_changes_a_word(written, byte_level, values):
     assert_is_its_json(written(byte_level, values))
+
+
+def test_b01_another_id_of_a_token_is_warned_of(written, byte_level):
+    added = {"added_tokens_decoder": {"7": {"content": "<|im_end|>", "special": True}}}
+    with pytest.warns(UserWarning, match=r"'<\|im_end\|>' the id 7, .* 258: 258 is used"):
+        assert_is_its_json(written(byte_level, added))
 
 
 def test_b01_without_a_tokenizer_config(written, byte_level):
@@ -465,7 +470,7 @@ def test_16_a_bpe_without_merges_is_refused(merged):
     [
         (lambda merges: merges, {}),
         (lambda merges: merges, {"dropout": 0.9}),
-        (lambda merges: merges[:29], {}),
+        (lambda merges: merges[:32], {}),
         (lambda _: [], {"ignore_merges": True}),
     ],
 )

@@ -39,6 +39,7 @@ def test_defaults_are_the_contract() -> None:
         ("temperature", math.inf),
         ("temperature", "hot"),
         ("temperature", np.float32),
+        ("temperature", torch.tensor(0.5, device="meta")),
         ("top_p", 0),
         ("top_p", 7),
         ("top_p", math.nan),

@@ -173,6 +173,13 @@ def test_an_eos_id_that_no_logit_has_is_dropped(tmp_path):
     assert len(warned) == 1
 
 
+def test_16_what_generation_config_recommends_and_nothing_follows(tmp_path):
+    unread = {"suppress_tokens": [5], "no_repeat_ngram_size": 3}
+    write(tmp_path, generation={"num_beams": 1, **unread})
+    with pytest.warns(UserWarning, match=r"recommends no_repeat_ngram_size 3, suppress_tokens \[5"):
+        plan_model(tmp_path, load_format="dummy")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -245,7 +245,7 @@ def test_corrupt_file(tiny_checkpoint, data):
 def test_corrupt_index(sharded, text):
     folder, _ = sharded
     (folder / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(ValueError, match="is not a safetensors index"):
+    with pytest.raises(ValueError, match=r"is not a safetensors index: (it has no|Expecting)"):
         load_model(folder)
 
 

@@ -33,6 +33,8 @@ STACK_BYTES = 1 << 28
 """Stack of a compile: llguidance recurses, with up to 8 KiB per nested rule."""
 NAMED = b"\xff"
 """What llguidance puts before a token that a grammar names: no text has this byte."""
+HOT = re.compile(r"^\s*([a-z_]\w*)\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
+"""A Lark rule with a temperature of its own, which llguidance reads and no draw here follows."""
 MASK_SECONDS = 0.5
 """Most CPU time of one mask, or of one accepted token."""
 
@@ -203,6 +205,7 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
         options: Any = spacing(0 if source.is_compact else MAX_SPACE)
         text = LLMatcher.grammar_from_json_schema(source.text, overrides=options)
     elif source.kind == "grammar":
+        _refuse_temperatures(source.text)
         text = LLMatcher.grammar_from_lark(to_lark(source.text))
     else:
         is_choice = source.kind == "choice"
@@ -218,6 +221,15 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
             # a place in a translation means nothing to the user
             raise ValueError(reason if is_lark else _PLACE.sub("", reason))
     return matcher
+
+
+def _refuse_temperatures(lark: str) -> None:
+    """Raise ValueError for a rule with a temperature of its own."""
+    if found := HOT.search(lark):
+        raise ValueError(
+            f"the rule {found[1]} has a temperature of its own, which is not followed: leave it "
+            "out, and give SamplingParams a temperature"
+        )
 
 
 def _one_token_on(matcher: "LLMatcher", eos_token_ids: Iterable[int]) -> "LLMatcher":

@@ -169,6 +169,12 @@ def whole(value: Any) -> int | None:  # noqa: ANN401
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401
-    """A scalar or an array of numpy or torch as Python's own; anything else as it is."""
+    """A scalar or an array of numpy or torch as Python's own; anything else as it is.
+
+    What has no values, as a tensor on the meta device, stays as it is too.
+    """
     is_array = hasattr(value, "tolist") and not isinstance(value, type)  # not numpy.float32 itself
-    return value.tolist() if is_array else value
+    try:
+        return value.tolist() if is_array else value
+    except (NotImplementedError, RuntimeError):
+        return value

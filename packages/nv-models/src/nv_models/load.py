@@ -161,6 +161,7 @@ def plan_model(
     config = files.model_config()
     if parallel.rank == 0:
         files.warn_of_undrawable(config.vocab_size)
+        files.warn_of_unread()
     if dtype == "auto" and config.dtype is None:
         refuse_stated_dtype(folder / "config.json", files.raw)
     opened = None if load_format == "dummy" else open_checkpoint(folder, load_format)

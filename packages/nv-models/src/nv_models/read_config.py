@@ -44,6 +44,17 @@ from nv_models.support import (
 
 GENERATION_FIELDS = tuple(GenerationDefaults.__dataclass_fields__)
 GENERATION = "generation_config.json"
+UNREAD = {
+    "bad_words_ids": None,
+    "begin_suppress_tokens": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "sequence_bias": None,
+    "suppress_tokens": None,
+}
+"""Fields of the second file that change transformers' texts and not ours, and where they do not."""
 LARGEST_ID = 2**31 - 1
 """Token ids are kept in 32 bits; a larger one is a mistake."""
 
@@ -99,6 +110,17 @@ class ConfigFiles:
                     "drawn",
                     stacklevel=3,
                 )
+
+    def warn_of_unread(self) -> None:
+        """Warn of what generation_config.json recommends and nothing here follows."""
+        values = {name: self.generation.get(name) for name in UNREAD}
+        given = [f"{n} {v!r:.60}" for n, v in values.items() if v not in (None, UNREAD[n], [], {})]
+        if given:
+            warnings.warn(
+                f"{self.folder / GENERATION} recommends {', '.join(given)}, which is not read: "
+                "give SamplingParams with what you need of it",
+                stacklevel=3,
+            )
 
 
 def with_quantization(raw: dict[str, Any], folder: Path) -> dict[str, Any]:

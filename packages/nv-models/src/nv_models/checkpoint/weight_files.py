@@ -71,14 +71,17 @@ class WeightFiles:
             self.broken.append(f"{index} {why_missing(index, 'is missing')}")
             return []
         try:
-            weight_map = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
-            return [index.parent / name for name in sorted(set(weight_map.values()))]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            why = POINTER
-            if not is_pointer(index):
-                why = f"is not a {self.naming.format} index ({error!r})"
-            self.broken.append(f"{index} {why}")
-            return []
+            content = json.loads(index.read_text(encoding="utf-8-sig"))
+            weight_map = content.get("weight_map") if isinstance(content, dict) else None
+            names = weight_map.values() if isinstance(weight_map, dict) else (None,)
+            if all(isinstance(name, str) for name in names):
+                return [index.parent / name for name in sorted(set(names))]
+            why = "it has no weight_map from the names of tensors to the names of files"
+        except (ValueError, RecursionError) as error:
+            why = str(error)
+        about = POINTER if is_pointer(index) else f"is not a {self.naming.format} index: {why}"
+        self.broken.append(f"{index} {about}")
+        return []
 
     def _note_gone(self, file: Path) -> None:
         self.incomplete = True

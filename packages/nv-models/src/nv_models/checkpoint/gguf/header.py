@@ -99,7 +99,10 @@ def read_part(file: Path) -> Header:
         try:
             return parse(file, stream)
         except (struct.error, KeyError, MemoryError, OverflowError) as error:
-            raise ValueError(f"{file} is corrupt or truncated in its header ({error!r})") from error
+            why = str(error) or "it counts more than memory holds"
+            if isinstance(error, KeyError):
+                why = f"a value has the unknown type {error}"
+            raise ValueError(f"{file} is corrupt or truncated in its header ({why})") from error
 
 
 def parse(file: Path, stream: BinaryIO) -> Header:
