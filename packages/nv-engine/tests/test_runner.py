@@ -19,6 +19,7 @@ from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.start import choose_device, start_runner
 from nv_engine.params import SamplingParams
 from nv_models import ModelPlan, TensorParallel, plan_model
+from nv_models.quantization.float_to_fp8 import FloatToFp8Scheme
 
 BLOCK = 16
 GREEDY = SamplingParams(temperature=0, max_tokens=None)
@@ -317,3 +318,26 @@ def test_k7_the_deterministic_mode_has_its_own_products_and_attention(
     runner = make_runner(checkpoint, deterministic=deterministic, dtype="bfloat16")
     assert asked == ["batch_invariant" if deterministic else "fast"]
     assert (runner._backend.name == "batch_invariant") == deterministic
+
+
+@pytest.mark.parametrize("option", ["auto", "fp8"])
+def test_a_checkpoint_may_have_scales_of_an_fp8_cache(
+    checkpoint: Path, monkeypatch, option: str
+) -> None:
+    monkeypatch.setattr(FloatToFp8Scheme, "has_kv_scales", True)
+    monkeypatch.setattr(FloatToFp8Scheme, "kv_scale_shape", lambda *_: (1,))
+    monkeypatch.setattr("nv_models.causal.CausalLM.kv_scales", lambda self: [(0.5, 2.0)] * 2)
+    options = {"quantization": "fp8", "load_format": "dummy"}
+    runner = make_runner(checkpoint, kv_cache_dtype=option, **options)
+    found = [(kv.k_scale, kv.v_scale, kv.is_fp8) for kv in runner._kv_caches]
+    assert found == [(0.5, 2.0, True)] * 2
+    rows = random_rows([20, 7])
+    admit(runner, rows)
+    step(runner, rows, [row.decode() for row in rows])
+    assert [len(row.tokens) for row in rows] == [22, 9]
+
+
+def test_a_cache_in_the_models_dtype_has_no_scales(checkpoint: Path, monkeypatch) -> None:
+    monkeypatch.setattr("nv_models.causal.CausalLM.kv_scales", lambda self: [(0.5, 2.0)] * 2)
+    runner = make_runner(checkpoint)
+    assert [(kv.k_scale, kv.v_scale, kv.is_fp8) for kv in runner._kv_caches] == [(1, 1, False)] * 2

@@ -248,7 +248,8 @@ TOKENS = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "s
             {"quant_method": "bitsandbytes"},
             r"is quantized \(bitsandbytes\), which is not read; read",
         ),
-        ({"kv_cache_scheme": {"num_bits": 8}}, 'kv_cache_scheme .* kv_cache_dtype="fp8"'),
+        ({"kv_cache_scheme": {"num_bits": 4}}, 'num_bits = 4: only 8 .* kv_cache_dtype="fp8"'),
+        ({"kv_cache_scheme": {"strategy": "attn_head"}}, "strategy = 'attn_head': only 'tensor'"),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config of the checkp"),
         ({"transform_config": {"config_groups": {"u": {}}}}, "transform_config of the checkpoint"),
         ({"quantization_status": "frozen"}, "status is 'frozen'.* save_compressed=True"),
@@ -382,3 +383,41 @@ def test_quantized_experts_are_refused(tiny_model):
     scheme = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     with pytest.raises(NotImplementedError, match=r"0\.mlp\.experts are quantized \(fp8\), which"):
         load_model(tiny_model("Qwen3Moe"), hf_overrides={"quantization_config": scheme})
+
+
+KV_SCHEME = {
+    "num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True,
+}  # fmt: skip
+
+
+class TestScalesOfTheKVCache:
+    @staticmethod
+    def change(value):
+        def change(tensors):
+            attention = "model.layers.0.self_attn"
+            tensors[f"{attention}.k_scale"] = torch.tensor([0.25], dtype=torch.bfloat16)
+            tensors[f"{attention}.v_scale"] = torch.tensor(value, dtype=torch.bfloat16)
+
+        return change
+
+    def test_they_are_read(self, edited):
+        folder = edited("w4", self.change([0.5]), kv_cache_scheme=KV_SCHEME)
+        model = load_model(folder)
+        assert model.kv_scales() == [(0.25, 0.5)]
+        assert load_model(FOLDER / "w4").kv_scales() == [(1.0, 1.0)]
+        assert load_model(folder, load_format="dummy").kv_scales() == [(1.0, 1.0)]
+        assert load_model(folder, parallel=TensorParallel(1, 2)).kv_scales() == [(0.25, 0.5)]
+
+    def test_a_number_without_a_dimension(self, edited):
+        folder = edited("w4", self.change(0.5), kv_cache_scheme=KV_SCHEME)
+        assert load_model(folder).kv_scales() == [(0.25, 0.5)]
+
+    def test_it_must_be_positive(self, edited):
+        folder = edited("w4", self.change([-1.0]), kv_cache_scheme=KV_SCHEME)
+        with pytest.raises(ValueError, match=r"self_attn\.v_scale is -1\.0: it must be positive"):
+            load_model(folder)
+
+    def test_one_that_lacks_is_listed(self, edited):
+        folder = edited("w4", kv_cache_scheme=KV_SCHEME)
+        with pytest.raises(ValueError, match=r"0\.self_attn\.k_scale \[1\] is missing"):
+            load_model(folder)

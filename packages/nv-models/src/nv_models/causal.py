@@ -8,6 +8,7 @@ from torch import nn
 from nv_models.config import ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Head
+from nv_models.layers.kv_scales import KVScales
 from nv_models.pooling.pooler import Pooler
 
 
@@ -23,6 +24,11 @@ class CausalLM(nn.Module, ABC):
     """None if it pools: `config.has_head` is False."""
     pooler: Pooler
     """Of a model that pools; set by the loader."""
+
+    def kv_scales(self) -> list[tuple[float, float]]:
+        """The scales of keys and of values in each layer's fp8 KV cache; 1 unless loaded."""
+        found = [(each.k, each.v) for each in self.modules() if isinstance(each, KVScales)]
+        return found or [(1.0, 1.0)] * self.config.num_layers
 
     @abstractmethod
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:

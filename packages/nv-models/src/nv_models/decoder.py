@@ -21,6 +21,7 @@ from nv_models.config import LayerSpec, ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.feed_forward import feed_forward
 from nv_models.layers.embedding import Embedding, vocabulary_ends
+from nv_models.layers.kv_scales import KVScales
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import ProjectionNorm, RMSNorm
 from nv_models.placement import Placement
@@ -58,6 +59,7 @@ class Attention(nn.Module):
         self.eps = config.rms_norm_eps
         self.q_heads = q_heads
         self.spec = layer.attention
+        self.kv_scales = KVScales(placement) if placement.scheme else None
         self.sinks = placement.empty(len(q_heads)) if layer.attention.sinks else None
         self.all_q_heads = config.num_q_heads
 

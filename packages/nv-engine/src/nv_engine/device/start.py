@@ -6,7 +6,7 @@ reads. Never runs a request.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import nv_kernels as nk
 import torch
@@ -55,7 +55,8 @@ RING_ROWS = 2
 """Rows of the result ring per sequence: a padded step has at most max_num_seqs rows of one token
 and max_num_seqs rows of several."""
 KV_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
-"""By the option kv_cache_dtype; any other value keeps the model's dtype."""
+"""By the option kv_cache_dtype; "auto" keeps the model's dtype, or is fp8 where the checkpoint has
+scales for it."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,9 @@ def plan_start(config: EngineConfig, parallel: TensorParallel) -> StartPlan:
     LOGGER.info("model: %s (%s), %s on %s", config.model, architecture, dtype, device)
     backend = _choose_backend(config, model)
     LOGGER.info("attention backend: %s (%s)", backend.name, backend.reason)
-    kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    has_scales = model.placement.scheme is not None and model.placement.scheme.has_kv_scales
+    kv_name = "fp8" if has_scales and config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = KV_DTYPES.get(kv_name, dtype)
     plan = StartPlan(config, device, model, backend, kv_dtype, max_len, own_len)
     _check_weights(plan)
     return plan
@@ -340,7 +343,12 @@ def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
 def _make_runner(plan: StartPlan, model: CausalLM, facts: ModelFacts) -> Runner:
     """A runner over a KV cache of `facts.num_blocks` blocks."""
     layout = plan.backend.kv_layout(facts.num_blocks, plan.kv_dtype)
-    kv_caches = [layout.allocate(plan.device) for _ in range(model.config.num_layers)]
+    is_fp8 = plan.kv_dtype in KV_DTYPES.values()
+    scales = model.kv_scales() if is_fp8 else [(1.0, 1.0)] * model.config.num_layers
+    kv_caches = [
+        replace(layout.allocate(plan.device), k_scale=k_scale, v_scale=v_scale)
+        for k_scale, v_scale in scales
+    ]
     return _runner_over(kv_caches, plan, model, facts)
 
 

@@ -175,10 +175,15 @@ class CompressedTensorsScheme(Scheme):
         self._files = files
         self._ignored = strings(config, "ignore")
         refuse_transformed(config)
+        self.has_kv_scales = has_kv_scales(config)
         groups = table(config, "config_groups")
         self._groups = [
             Group.read(name, table(groups, name), config.get("format")) for name in groups
         ]
+
+    def kv_scale_shape(self, name: str) -> tuple[int, ...]:
+        """See `Scheme.kv_scale_shape`."""
+        return number_axes(self._files, name, (1,))
 
     def form(self, region: Region) -> Form | None:
         """See `Scheme.form`."""
@@ -321,6 +326,23 @@ def matches(module: str, target: str) -> bool:
     return target == module
 
 
+def has_kv_scales(config: Mapping[str, Any]) -> bool:
+    """Whether the files have scales for a KV cache in fp8.
+
+    Raises:
+        NotImplementedError: for a KV cache of another kind.
+    """
+    scheme = table(config, "kv_cache_scheme")
+    wanted = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    for name, value in wanted.items():
+        if scheme and scheme.get(name, value) != value:
+            raise NotImplementedError(
+                f"kv_cache_scheme has {name} = {scheme[name]!r}: only {value!r} is read; use a "
+                'checkpoint without a kv_cache_scheme, and kv_cache_dtype="fp8"'
+            )
+    return bool(scheme)
+
+
 def refuse_transformed(config: Mapping[str, Any]) -> None:
     """Raise NotImplementedError for what is done to matrices beside quantizing them."""
     for name in ("sparsity_config", "transform_config"):
@@ -330,11 +352,6 @@ def refuse_transformed(config: Mapping[str, Any]) -> None:
                 f"{name} of the checkpoint is set, which is not read: use a checkpoint that is "
                 "only quantized"
             )
-    if table(config, "kv_cache_scheme"):
-        raise NotImplementedError(
-            "kv_cache_scheme of the checkpoint is set, which is not read: use a checkpoint without "
-            'one, and kv_cache_dtype="fp8"'
-        )
     if (status := config.get("quantization_status", "compressed")) != "compressed":
         raise NotImplementedError(
             f"quantization_status is {status!r}: only 'compressed' is read; save the model with "

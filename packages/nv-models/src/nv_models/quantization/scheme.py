@@ -33,10 +33,12 @@ class Scheme(ABC):
 
     Attributes:
         name: its `quant_method`.
+        has_kv_scales: the files have scales for an fp8 KV cache.
         dequantized: the matrices that could not stay quantized, so far, by their modules.
     """
 
     name: str
+    has_kv_scales = False
 
     def __init__(self) -> None:
         self.dequantized: dict[tuple[str, ...], Dequantized] = {}
@@ -45,6 +47,10 @@ class Scheme(ABC):
         """How the files keep an embedding whose rows are looked up in codes; None: as floats."""
         del region  # only blocks that lie in a mapped file are used so
         return None
+
+    def kv_scale_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a scale of the KV cache: one number, of no dimension or of several."""
+        raise KeyError(name)
 
     @abstractmethod
     def form(self, region: Region) -> Form | None:
