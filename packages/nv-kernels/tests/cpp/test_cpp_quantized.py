@@ -13,6 +13,7 @@ ODD = {
     "one column of groups": lambda: grouped(33, 100, bits=4, group=100, offset="zero points"),
     "groups of 12": lambda: grouped(7, 36, bits=4, group=12, offset="floats"),
     "groups of 3": lambda: grouped(1, 9 * 2, bits=4, group=3),
+    "groups of 33": lambda: grouped(5, 66, bits=4, group=33, offset="zero points"),
     "groups of 16": lambda: grouped(49, 96, bits=8, group=16, offset="zero points"),
     "8 bits, one column": lambda: grouped(5, 77, bits=8, group=77),
     "fp8, edge blocks": lambda: fp8(130, 300, by="block", inputs="block"),

@@ -272,6 +272,7 @@ def test_what_does_not_fit_is_refused_by_name():
         lambda: by_block.rows(torch.tensor([0, 129])): "rows of one block are taken apart",
         lambda: nk.Fp8(rows.codes, ones, None): r"scale has shape \(4, 2\): for codes \(4, 64\)",
         lambda: nk.Fp8(rows.codes, ones[:, 0], "tensor"): "inputs is 'tensor'",
+        lambda: nk.Int8.stack([int8(4, 64), int8(4, 32)]): r"columns are \[64, 32\]",
         lambda: nk.Int8(int8(4, 64).codes, ones): r"scale has shape \(4, 2\)",
         lambda: nk.Blocks.stack([blocks("Q4_0", 2, 64), blocks("Q8_0", 2, 96)]): "columns are",
         lambda: nk.Blocks((four.codes,), "Q4_0"): r"rows are torch.uint8 \(4, 32\): Q4_0 needs",

@@ -314,12 +314,12 @@ struct TableOfFp8 {
         for (int i = 0; i < 128; i += LANES) store(values + i, load((const fp8*)codes + i));
     }
 };
+inline const TableOfFp8 TABLE_OF_FP8;
 
 // 32 codes as bf16, which holds them exactly.
 inline void convert_32(const fp8* p, bf16* out) {
-    static const TableOfFp8 table;
     __m512i words = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)), parts[4];
-    for (int i = 0; i < 4; i++) parts[i] = _mm512_load_si512(table.values + 32 * i);
+    for (int i = 0; i < 4; i++) parts[i] = _mm512_load_si512(TABLE_OF_FP8.values + 32 * i);
     __m512i small = _mm512_permutex2var_epi16(parts[0], words, parts[1]);
     __m512i large = _mm512_permutex2var_epi16(parts[2], words, parts[3]);
     __mmask32 is_large = _mm512_test_epi16_mask(words, _mm512_set1_epi16(0x40));
