@@ -33,6 +33,11 @@ class Prompt(NamedTuple):
     """As the user gave it; the engine checks it."""
 
 
+SHORT = 4096
+"""Characters of a text that is tokenized in any case: that takes a millisecond, and the error has
+the exact number and the text's place in a list."""
+
+
 class TokenPrompt(NamedTuple):
     """One prompt, ready for the engine."""
 
@@ -125,7 +130,7 @@ def check_length(text: str, tokenizer: Tokenizer, max_model_len: int | None) -> 
     Raises:
         PromptTooLong: the text surely has more tokens; shorter ones are left to the engine.
     """
-    if max_model_len is None or 4 * len(text) <= max_model_len:  # UTF-8: four bytes a character
+    if max_model_len is None or len(text) <= max(max_model_len // 4, SHORT):  # UTF-8: 4 bytes each
         return
     if (least := tokenizer.bound.of(text)) > max_model_len:
         raise PromptTooLong(

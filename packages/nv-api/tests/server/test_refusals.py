@@ -270,7 +270,7 @@ def test_a_prompt_far_over_the_context_is_refused_before_it_is_tokenized(served,
     ):
         error = refusal(response)
         assert error["code"] == "context_length_exceeded"
-        assert "at least 384" in error["message"]
+        assert "at least 416" in error["message"]
         assert "512 tokens" in error["message"]
     for body in {"prompt": long}, {"messages": [{"role": "user", "content": long}]}:
         error = refusal(served.post("/tokenize", body))
