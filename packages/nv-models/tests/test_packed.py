@@ -255,3 +255,29 @@ def test_groups_of_several_sizes_are_refused(write, packer):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"1\.mlp\.down_proj has groups of 0 to 64 columns: they"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "desc_act"])
+@pytest.mark.parametrize("architecture", ["Phi3", "Glm4"])
+def test_rows_of_fused_and_of_rotated_matrices(
+    packed, packer, tiny_model, paged_runner, tmp_path, architecture, name
+):
+    """Phi-3 has q, k and v in one tensor; GLM-4 rotates neighbours, so rows change places."""
+    floats, pack = tiny_model(architecture), packer(name)
+    folder, dense = tmp_path / "model", tmp_path / "dense"
+    expected = packed.write_packed(folder, floats, {PROJ: pack}, pack.config())
+    dense.mkdir()
+    (dense / "config.json").write_bytes((floats / "config.json").read_bytes())
+    tensors = load_file(floats / "model.safetensors")
+    tensors |= {f"{module}.weight": each.contiguous() for module, each in expected.items()}
+    save_file(tensors, dense / "model.safetensors")
+    model, plain = (load_records(each, dtype="float32") for each in (folder, dense))
+    wanted = dict(plain.named_modules())
+    linears = {n: each for n, each in model.named_modules() if isinstance(each, Linear)}
+    assert len(linears) == 16
+    for module, linear in linears.items():
+        assert isinstance(linear.weight, nk.Grouped)
+        assert torch.equal(linear.weight.dense(torch.float32), wanted[module].weight.values)
+    logits = paged_runner(load_model(folder, dtype="float32")).step(PROMPT)
+    wanted = paged_runner(load_model(dense, dtype="float32")).step(PROMPT)
+    assert (logits - wanted).norm() < 1e-5 * wanted.norm()
