@@ -171,10 +171,12 @@ def test_options_of_the_engine_reach_it(nv, engine, monkeypatch):
     nv("generate", "a", "--dtype", "float32", "--device", "cpu", "--tensor-parallel-size", "2")
     assert [(c.dtype, c.device, c.tensor_parallel_size) for c in configs] == [("float32", "cpu", 2)]
     more = ["--max-model-len", "99", "--gpu-memory-utilization", "0.5", "--kv-cache-dtype", "fp8"]
+    more += ["--quantization", "fp8"]
     nv("generate", "a", *more, "--enforce-eager")
     last = configs[-1]
     assert (last.max_model_len, last.gpu_memory_utilization) == (99, 0.5)
     assert (last.kv_cache_dtype, last.enforce_eager) == ("fp8", True)
+    assert last.quantization == "fp8"
 
 
 def test_options_left_out_are_the_engine_s_own(nv, engine, monkeypatch):

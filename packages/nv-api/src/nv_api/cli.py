@@ -40,6 +40,7 @@ ENGINE_OPTIONS = (
     "tensor_parallel_size",
     "max_model_len",
     "gpu_memory_utilization",
+    "quantization",
     "kv_cache_dtype",
     "enforce_eager",
 )
@@ -84,6 +85,10 @@ class Settings:
     tensor_parallel_size: Annotated[int, typer.Option(help="Cards that share the model.")] = 1
     max_model_len: Annotated[int, typer.Option(help="Most tokens of prompt and answer.")] = 4096
     gpu_memory_utilization: Annotated[float, typer.Option(help="Share of a card to use.")] = 0.9
+    quantization: Annotated[
+        str | None,
+        typer.Option(help="fp8 quantizes a model in floats.", show_default="the model's"),
+    ] = None
     kv_cache_dtype: Annotated[str, typer.Option(help="auto or fp8.")] = "auto"
     enforce_eager: Annotated[bool, typer.Option("--enforce-eager", help="No CUDA graphs.")] = False
 

@@ -59,7 +59,8 @@ class Attention(nn.Module):
         self.eps = config.rms_norm_eps
         self.q_heads = q_heads
         self.spec = layer.attention
-        self.kv_scales = KVScales(placement) if placement.scheme else None
+        scheme = placement.scheme
+        self.kv_scales = KVScales(scheme, placement) if scheme and scheme.has_kv_scales else None
         self.sinks = placement.empty(len(q_heads)) if layer.attention.sinks else None
         self.all_q_heads = config.num_q_heads
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from nv_models.placement import Placement
+from nv_models.quantization.scheme import Scheme
 from nv_models.shard import Shard
 
 
@@ -16,27 +17,24 @@ class KVScales(nn.Module):
     """Two numbers of an attention layer: a stored key times `k` is the key, and so for values.
 
     Attributes:
-        k: 1 unless the checkpoint has another; known once it is loaded.
+        k: known once it is loaded.
         v: alike.
     """
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, scheme: Scheme, placement: Placement) -> None:
+        """Make the scales of a checkpoint whose scheme has some."""
         super().__init__()
-        self.placement = placement
+        self.scheme, self.device = scheme, placement.device
         self.loaded: dict[str, torch.Tensor] = {}
         self.k = self.v = 1.0
 
     def allocate(self, name: str) -> None:
-        """Make the two tensors, if the checkpoint has them; random weights leave them 1."""
-        scheme, attention = self.placement.scheme, name.rpartition(".")[0]
-        if scheme is None or not scheme.has_kv_scales:
-            return
+        """Make the two tensors; random weights leave them 1."""
+        attention = name.rpartition(".")[0]
         for each in ("k_scale", "v_scale"):
             source = f"{attention}.{each}"
-            shape = scheme.kv_scale_shape(source)
-            self.loaded[source] = torch.ones(
-                shape, dtype=torch.float32, device=self.placement.device
-            )
+            shape = self.scheme.kv_scale_shape(source)
+            self.loaded[source] = torch.ones(shape, dtype=torch.float32, device=self.device)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Both numbers, whole on every rank."""
@@ -57,6 +55,5 @@ class KVScales(nn.Module):
                     f"{source} is {value}: it must be positive and finite; download the "
                     "checkpoint again"
                 )
-        if self.loaded:
-            self.k, self.v = (values.item() for values in self.loaded.values())
-            self.loaded = {}
+        self.k, self.v = (values.item() for values in self.loaded.values())
+        self.loaded = {}
