@@ -210,6 +210,7 @@ def test_b07_a_list_without_calls_is_left_out(scripted):
             ValueError,
             r"arguments is '\[1\]': it must be a dict, or the JSON text of an object",
         ),
+        ('{"a":' * 80 + "1" + "}" * 80, ValueError, "arguments is nested over 64 levels deep"),
         ("null", ValueError, "arguments is 'null': it must be a dict"),
         (5, ValueError, "arguments is 5: it must be a dict"),
     ],

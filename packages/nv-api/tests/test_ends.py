@@ -117,6 +117,7 @@ def prepared(folder, **options):
     [
         ("config.json", {"eos_token_id": 68}, "config.json: eos_token_id"),
         ("config.json", {"eos_token_id": [256, 68]}, "config.json: eos_token_id"),
+        ("config.json", {"eos_token_id": [68] * 1000}, "config.json: eos_token_id"),
         ("generation_config.json", {"eos_token_id": 68}, "generation_config.json: eos_token_id"),
         ("tokenizer_config.json", {"eos_token": "e"}, ": the id of the tokenizer's eos_token"),
     ],

@@ -217,7 +217,8 @@ def test_dummy_weights(write, packer, paged_runner, name):
     [
         ("awq", {"version": "gemv"}, "version of the AWQ checkpoint is 'gemv': only 'gemm' is"),
         ("awq", {"bits": 8}, "bits of the AWQ checkpoint is 8: only 4 is read; use a GPTQ"),
-        ("awq", {"zero_point": False}, "zero_point of the AWQ checkpoint is false"),
+        ("awq", {"zero_point": False}, "zero_point of the AWQ checkpoint is False: only true"),
+        ("gptq", {"bits": 4.0}, "bits of the GPTQ checkpoint is 4.0: only 4 and 8 are read"),
         ("gptq", {"bits": 3}, "bits of the GPTQ checkpoint is 3: only 4 and 8 are read"),
         ("gptq", {"checkpoint_format": "marlin"}, "is 'marlin': only 'gptq' and 'gptq_v2' are"),
         ("gptq", {"is_marlin_format": True}, "format of the GPTQ checkpoint is 'marlin'"),
@@ -239,6 +240,9 @@ def test_variants_that_are_not_read_are_named(write, packer, name, fields, messa
         ("gptq", {"lm_head": 1}, "lm_head is 1: it must be true or false"),
         ("gptq", {"modules_in_block_to_quantize": "mlp"}, "is 'mlp': it must be a list of lists"),
         ("awq", {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert is 'lm_head'"),
+        ("gptq", {"dynamic": {"-:.*(q": {}}}, "dynamic has the regular expression '.*(q', which"),
+        ("gptq", {"quant_method": None}, "quant_method of the quantization_config is None: it mus"),
+        ("gptq", {"quant_method": ["gptq"]}, "quant_method of the quantization_config is ['gptq']"),
     ],
 )
 def test_fields_of_a_wrong_type_are_named(write, packer, name, fields, message):
@@ -247,14 +251,42 @@ def test_fields_of_a_wrong_type_are_named(write, packer, name, fields, message):
         load_model(folder)
 
 
-def test_groups_of_several_sizes_are_refused(write, packer):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda groups: groups.where(groups < 3, 2), "columns of the groups 0 to 2, and scales of"),
+        (lambda groups: groups // 2, "columns of the groups 0 to "),
+        (lambda groups: groups + 1, "columns of the groups 1 to "),
+        (torch.zeros_like, "columns of the groups 0 to 0, and scales of "),
+        (
+            lambda groups: groups.clone().index_fill_(0, torch.tensor(0), 2**31 - 1),
+            "columns of the groups 0 to 2147483647",
+        ),
+        (
+            lambda groups: groups.clone().index_fill_(0, torch.tensor(0), -(2**31)),
+            "columns of the groups -2147483648 to",
+        ),
+        (lambda groups: groups.clone().index_fill_(0, torch.arange(40), 1), "groups of "),
+    ],
+)
+def test_16_groups_that_do_not_fit_the_scales_are_refused(write, packer, change, message):
     folder, _ = write(packer("desc_act"))
     tensors = load_file(folder / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.g_idx"
-    tensors[name][tensors[name] == 3] = 2
+    tensors[name] = change(tensors[name])
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"1\.mlp\.down_proj has groups of 0 to 64 columns: they"):
+    with pytest.raises(ValueError, match=rf"1\.mlp\.down_proj has {message}"):
         load_model(folder)
+
+
+def test_groups_that_were_never_set_are_in_order(write, packer):
+    """Some files without `desc_act` have zeros in all of `g_idx`."""
+    folder, expected = write(packer("gptq"))
+    tensors = load_file(folder / "model.safetensors")
+    unset = {name: torch.zeros_like(each) for name, each in tensors.items() if "g_idx" in name}
+    save_file(tensors | unset, folder / "model.safetensors")
+    found = matrices(load_records(folder, dtype="float32"))
+    assert all(torch.equal(found[module], values) for module, values in expected.items())
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "desc_act"])

@@ -254,6 +254,8 @@ TOKENS = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "s
         ({"transform_config": {"config_groups": {"u": {}}}}, "transform_config of the checkpoint"),
         ({"quantization_status": "frozen"}, "status is 'frozen'.* save_compressed=True"),
         ({"format": "nvfp4-pack-quantized"}, "format 'nvfp4-pack-quantized', .* use one of pack-"),
+        ({"weights": {"num_bits": 4.0}}, r"num_bits is 4\.0 in a group .*: it must be one of 4, 8"),
+        ({"weights": {"actorder": "zzz"}}, "actorder is 'zzz' in a group of the format pack-quan"),
         ({"weights": {"num_bits": 3}}, "num_bits is 3 in a group .*: it must be one of 4, 8; use"),
         ({"weights": {"type": "float"}}, "type is 'float' in a group of the format pack-quantized"),
         ({"weights": {"strategy": "tensor"}}, "strategy is 'tensor': .* 'group' and 'channel'"),
@@ -278,6 +280,24 @@ def test_variants_that_are_not_read_are_named(edited, fields, message):
             group[name] = {**WEIGHTS, **value} if name == "weights" else value
     folder = edited("w4", config_groups={"group_0": group}, **fields)
     with pytest.raises(NotImplementedError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ignore": ["re:*q"]}, r"ignore has the regular expression '\*q', which is none"),
+        ({"targets": ["re:model.*("]}, r"config_groups\.group_0\.targets has the regular"),
+        ({"targets": None}, r"config_groups\.group_0 has no targets: name its modules"),
+        ({"config_groups": {}}, "config_groups is empty: it must have a group"),
+    ],
+)
+def test_16_fields_that_select_no_module_are_named(edited, fields, message):
+    group = {"format": "pack-quantized", **GROUP}
+    if "targets" in fields:
+        group["targets"] = fields.pop("targets")
+    folder = edited("w4", **{"config_groups": {"group_0": group}, **fields})
+    with pytest.raises(ValueError, match=message):
         load_model(folder)
 
 

@@ -12,6 +12,7 @@ from nv_models import ModelConfig
 from nv_models.checkpoint.gguf.ends import is_plain_text
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.fields import read_json
+from nv_models.listing import first_few
 from nv_models.read_config import eos_ids
 
 from nv_api.tokenizer import Tokenizer
@@ -33,13 +34,16 @@ def check_ends(folder: Path, config: ModelConfig, tokenizer: Tokenizer, place: P
     """
     if source_of(folder) != folder:
         return
-    for name, token in _named(folder, config, tokenizer, place):
+    plain: dict[str, list[str]] = {}
+    for name, token in dict.fromkeys(_named(folder, config, tokenizer, place)):
         text = tokenizer.backend.convert_ids_to_tokens(token)
         if isinstance(text, str) and is_plain_text(text):
-            warn_user(
-                f"{name} is {token}, the token {text!r}, which is a part of ordinary text: an "
-                f"answer ends where it comes; {FIX}"
-            )
+            plain.setdefault(name, []).append(f"{token}, the token {text!r}")
+    for name, tokens in plain.items():
+        warn_user(
+            f"{name} is {'; '.join(first_few(tokens))}, which is a part of ordinary text: an "
+            f"answer ends where it comes; {FIX}"
+        )
     if not config.ends(tokenizer.eos_token_ids):
         warn_user(
             f"{folder} names no EOS (eos_token_id of config.json and generation_config.json, "

@@ -35,10 +35,13 @@ NAMED = b"\xff"
 """What llguidance puts before a token that a grammar names: no text has this byte."""
 HOT = re.compile(r"^\s*([a-z_]\w*)\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 """A Lark rule with a temperature of its own, which llguidance reads and no draw here follows."""
+PLAIN_VALUES = frozenset(("const", "default", "enum", "examples"))
+"""Keys of a JSON schema whose values are not schemas."""
 MASK_SECONDS = 0.5
 """Most CPU time of one mask, or of one accepted token."""
 
 _REASONS = {
+    "decimal literal invalid": "a length or a number of repeats is too large: give a smaller one",
     "Token range end too large": "it names a token id past the vocabulary: give a smaller one",
     "NoExtensionBias": "no text fits from here on",
     "retriever does not fetch": "it has a $ref or $schema to another document: put that under "
@@ -202,6 +205,7 @@ def _start(tokenizer: "LLTokenizer", source: "GrammarSource") -> "LLMatcher":
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # an extra
 
     if source.kind in ("json", "json_object"):
+        _check_patterns(json.loads(source.text))
         options: Any = spacing(0 if source.is_compact else MAX_SPACE)
         text = LLMatcher.grammar_from_json_schema(source.text, overrides=options)
     elif source.kind == "grammar":
@@ -260,6 +264,22 @@ def _regex(pattern: str) -> str:
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise ValueError("it ends in a single backslash: write two for the character")
     return pattern
+
+
+def _check_patterns(schema: object) -> None:
+    """Check the patterns of a JSON schema; raises ValueError as `_regex`."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting.extend(part)
+        if not isinstance(part, dict):
+            continue
+        named = part.get("patternProperties")
+        for pattern in (part.get("pattern"), *(named if isinstance(named, dict) else ())):
+            if isinstance(pattern, str):
+                _regex(pattern)
+        waiting.extend(value for key, value in part.items() if key not in PLAIN_VALUES)
 
 
 def _reason(error: str) -> str:

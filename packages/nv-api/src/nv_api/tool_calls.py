@@ -9,6 +9,8 @@ from typing import Any
 
 from nv_engine.values import shown
 
+MOST_DEPTH = 64
+"""Levels of dicts and lists in a call: a template walks over them by recursion."""
 FUNCTION = "{'name': …, 'arguments': …}"
 CALL = f"{{'type': 'function', 'function': {FUNCTION}}}"
 
@@ -32,7 +34,7 @@ def parsed_calls(calls: object, name: str) -> list[dict[str, Any]]:
 
 def parsed_function(function: object, name: str) -> dict[str, Any]:
     """A function's name and parsed arguments, as a plain dict; raises as `parsed_calls` does."""
-    plain = _plain(function)
+    plain = _plain(function, name)
     if not isinstance(plain, dict):
         raise TypeError(f"{name} is {shown(function)}: it must be a dict, {FUNCTION}")
     if not isinstance(plain.get("name"), str) or not plain["name"]:
@@ -41,7 +43,7 @@ def parsed_function(function: object, name: str) -> dict[str, Any]:
 
 
 def _call(call: object, name: str) -> dict[str, Any]:
-    plain = _plain(call)
+    plain = _plain(call, name)
     if not isinstance(plain, dict):
         raise TypeError(f"{name} is {shown(call)}: it must be a dict, {CALL}")
     if "function" not in plain:
@@ -65,19 +67,25 @@ def _arguments(given: object, name: str) -> dict[str, Any]:
             f"{name} is {shown(given)}: it must be a dict, or the JSON text of an object such as "
             '\'{"city": "Oslo"}\''
         )
-    return arguments
+    return arguments if arguments is given else _plain(arguments, name)
 
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"it has {constant}")
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401  # any value of a user
-    """Mappings and pydantic models as dicts, lists and tuples as lists, at every depth."""
+def _plain(value: Any, name: str, room: int = MOST_DEPTH) -> Any:  # noqa: ANN401  # a user's
+    """Mappings and pydantic models as dicts, lists and tuples as lists, at every depth.
+
+    Raises:
+        ValueError: `room` levels do not hold the value.
+    """
+    if room < 0:
+        raise ValueError(f"{name} is nested over {MOST_DEPTH} levels deep: give fewer levels")
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):
-        return {key: _plain(member) for key, member in value.items()}
+        return {key: _plain(member, name, room - 1) for key, member in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_plain(item, name, room - 1) for item in value]
     return value

@@ -52,7 +52,10 @@ class PyTorchCheckpoint:
             if not isinstance(name, str):
                 self.broken.append(f"{name!r:.100} in {file} is not the name of a tensor")
             elif (kind := _not_floats(tensor)) is not None:
-                self.broken.append(f"{name} in {file} is {kind}, not plain floats")
+                self.broken.append(
+                    f"{name} in {file} is {kind}, not plain floats (quantized weights are read "
+                    "from safetensors files only)"
+                )
             elif name in self._tensors:
                 self.broken.append(f"{name} in {file} is also in another file")
             else:

@@ -70,6 +70,11 @@ def quantization_method(raw: Mapping[str, Any], dequantized: str | None) -> str 
     """
     config = quantization_config(raw)
     method = config.get("quant_method", "unknown") if config else None
+    if config and not isinstance(method, str):
+        raise ValueError(
+            f"quant_method of the quantization_config is {method!r:.200}: it must be one of "
+            f"{', '.join(SCHEMES)}"
+        )
     if method is None or method == dequantized:
         return None
     if method not in SCHEMES:
@@ -100,7 +105,11 @@ def read_scheme(
     asked = checked_option(option)
     if asked is None or asked == method:
         return SCHEMES[method](quantization_config(raw), files) if method else None
-    if asked == "fp8" and method is None and dequantized is None:
+    if asked == "fp8" and method is None and not quantization_config(raw):
+        if dequantized is not None:
+            raise NotImplementedError(
+                "quantization='fp8' does not quantize this architecture's experts: leave it at None"
+            )
         return FloatToFp8Scheme(files)
     found = quantization_config(raw).get("quant_method")
     raise _disagreement(option, f"quantized as {found!r}" if found else "in floats")
@@ -142,7 +151,7 @@ def checked_option(option: str | None) -> str | None:
         NotImplementedError: a name that is not in OPTIONS.
     """
     if option not in OPTIONS:
-        names = ", ".join(repr(name) for name in OPTIONS)
+        names = ", ".join(repr(name) for name in OPTIONS if name is not None)
         raise NotImplementedError(
             f"quantization={option!r} is not built: it must be one of {names}, or None to read "
             "what the checkpoint is"

@@ -104,10 +104,10 @@ class AWQScheme(Scheme):
                 f"bits of the AWQ checkpoint is {bits!r}: only {BITS} is read; use a GPTQ "
                 "checkpoint with 4 or 8"
             )
-        if config.get("zero_point", True) is not True:
+        if (has_zeros := config.get("zero_point", True)) is not True:
             raise NotImplementedError(
-                "zero_point of the AWQ checkpoint is false, which is not read: use one with zero "
-                "points"
+                f"zero_point of the AWQ checkpoint is {has_zeros!r}: only true is read; use a "
+                "checkpoint with zero points"
             )
 
     def form(self, region: Region) -> Form | None:

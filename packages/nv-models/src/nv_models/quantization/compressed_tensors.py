@@ -13,6 +13,7 @@ import torch
 
 from nv_models.fields import flag, size, strings, table
 from nv_models.quantization.bits import unpack
+from nv_models.quantization.expression import check_expression
 from nv_models.quantization.form import (
     COLUMN,
     DUMMY_STD,
@@ -38,6 +39,9 @@ PACKED, INTEGERS, NAIVE, FLOAT = (
     "naive-quantized",
     "float-quantized",
 )
+EXPRESSION = "re:"
+BY_GROUP = ("group", "dynamic", True)
+"""Values of `actorder` for which the files have the group of each column."""
 USE = f"use one of {PACKED}, {INTEGERS} and {FLOAT}, or the checkpoint in floats"
 
 
@@ -98,7 +102,8 @@ class PackedForm(Form):
             offset = unpack(values["zeros"].T, self.bits).T[:rows].contiguous()
         order = None
         if self.has_order:
-            codes, order = sorted_columns(codes, self.bits, values["groups"], region)
+            num_groups = values["scale"].shape[1]
+            codes, order = sorted_columns(codes, self.bits, values["groups"], num_groups, region)
         return nk.Grouped(codes, values["scale"], offset, self.bits, order)
 
     def num_bytes(self, region: Region) -> int:
@@ -174,9 +179,12 @@ class CompressedTensorsScheme(Scheme):
         super().__init__()
         self._files = files
         self._ignored = strings(config, "ignore")
+        check_targets(self._ignored, "ignore")
         refuse_transformed(config)
         self.has_kv_scales = has_kv_scales(config)
         groups = table(config, "config_groups")
+        if not groups:
+            raise ValueError("config_groups is empty: it must have a group of modules; correct it")
         self._groups = [
             Group.read(name, table(groups, name), config.get("format")) for name in groups
         ]
@@ -229,7 +237,11 @@ class Group:
             raise NotImplementedError(
                 f"config_groups.{name} quantizes output_activations, which is not computed: {USE}"
             )
-        return cls(strings(values, "targets"), str(found), weights, inputs)
+        targets = strings(values, "targets")
+        if not targets:
+            raise ValueError(f"config_groups.{name} has no targets: name its modules")
+        check_targets(targets, f"config_groups.{name}.targets")
+        return cls(targets, str(found), weights, inputs)
 
     def form(self, module: str, files: Files) -> Form:
         """The form of a module's matrix."""
@@ -251,7 +263,10 @@ class Group:
         return self._fp8(module, axes, files)
 
     def _packed(self, module: str, files: Files) -> Form:
-        self._refuse_unless(self.weights, num_bits=(4, 8), type=("int",))
+        self._refuse_unless(
+            self.weights, num_bits=(4, 8), type=("int",), dynamic=(False, None),
+            actorder=(*BY_GROUP, "weight", "static", False, None),
+        )  # fmt: skip
         if self.inputs:
             raise NotImplementedError(
                 f"a group of the format {PACKED} has input_activations (W4A8), which is not "
@@ -268,7 +283,7 @@ class Group:
             bits=self.weights["num_bits"],
             group_size=size(self.weights, "group_size") if grouped else None,
             is_symmetric=flag({"symmetric": True, **self.weights}, "symmetric"),
-            has_order=self.weights.get("actorder") in ("group", True),
+            has_order=self.weights.get("actorder") in BY_GROUP,
             scale_dtype=float_dtype(files, f"{module}.weight_scale", torch.bfloat16),
         )
 
@@ -312,17 +327,25 @@ class Group:
         """Refuse a field with another value."""
         for name, values in allowed.items():
             default = True if name == "symmetric" else None
-            if (found := fields.get(name, default)) not in values:
+            found = fields.get(name, default)
+            if not any(type(found) is type(value) and found == value for value in values):
                 raise NotImplementedError(
                     f"{name} is {found!r} in a group of the format {self.format}: it must be one "
                     f"of {', '.join(map(repr, values))}; {USE}"
                 )
 
 
+def check_targets(targets: Sequence[str], field: str) -> None:
+    """Raise ValueError if an expression among the targets of a field is none."""
+    for target in targets:
+        if target.startswith(EXPRESSION):
+            check_expression(target.removeprefix(EXPRESSION), field)
+
+
 def matches(module: str, target: str) -> bool:
     """Whether a target is a module's name, or an expression for it."""
-    if target.startswith("re:"):
-        return re.match(target.removeprefix("re:"), module) is not None
+    if target.startswith(EXPRESSION):
+        return re.match(target.removeprefix(EXPRESSION), module) is not None
     return target == module
 
 

@@ -14,6 +14,7 @@ import torch
 
 from nv_models.fields import flag, strings, table
 from nv_models.quantization.bits import pack_pairs, unpack
+from nv_models.quantization.expression import check_expression
 from nv_models.quantization.form import (
     COLUMN,
     DUMMY_STD,
@@ -94,8 +95,10 @@ class GPTQForm(Form):
             zeros = zeros + 1 & 2**self.bits - 1
         offset = None if self.is_symmetric and (zeros == 2 ** (self.bits - 1)).all() else zeros
         order = None
-        if "groups" in values:
-            codes, order = sorted_columns(codes, self.bits, values["groups"], region)
+        groups = values.get("groups")
+        is_unset = groups is not None and not self.has_order and bool((groups == groups[0]).all())
+        if groups is not None and not is_unset:
+            codes, order = sorted_columns(codes, self.bits, groups, zeros.shape[1], region)
         return nk.Grouped(codes, values["scale"].T.contiguous(), offset, self.bits, order)
 
     def num_bytes(self, region: Region) -> int:
@@ -135,6 +138,8 @@ class GPTQScheme(Scheme):
         self._has_head = flag(config, "lm_head")
         rules = table(config, "dynamic")
         self._rules = [(name, table(rules, name)) for name in rules]
+        for name in rules:
+            check_expression(name.removeprefix("-:").removeprefix("+:"), "dynamic")
         self._is_v1 = _is_v1(config)
         self._inside = _modules_inside(config)
         self._form(self._config, "")  # refuses what no module could have
@@ -157,7 +162,7 @@ class GPTQScheme(Scheme):
 
     def _form(self, config: Mapping[str, Any], module: str) -> Form:
         bits = config.get("bits")
-        if bits not in (4, 8):
+        if type(bits) is not int or bits not in (4, 8):
             raise NotImplementedError(
                 f"bits of the GPTQ checkpoint is {bits!r}: only 4 and 8 are read; use a checkpoint "
                 "with one of these"

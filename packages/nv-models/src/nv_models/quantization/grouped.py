@@ -31,7 +31,7 @@ def group_axis(group_size: int | None) -> Axis | int:
 
 
 def sorted_columns(
-    codes: torch.Tensor, bits: int, groups: torch.Tensor, region: Region
+    codes: torch.Tensor, bits: int, groups: torch.Tensor, num_groups: int, region: Region
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Sort columns by their group; those of one group keep their order.
 
@@ -39,6 +39,7 @@ def sorted_columns(
         codes: [N, K] of 8 bits, or [N, K / 2] of 4, as `nk.Grouped` has them.
         bits: of a code.
         groups: [K], the group of each column.
+        num_groups: each of which has scales.
         region: of the matrix, for errors.
 
     Returns:
@@ -46,10 +47,17 @@ def sorted_columns(
         in order.
 
     Raises:
-        ValueError: groups differ in size.
+        ValueError: a column has a group without scales, or groups differ in size.
     """
+    first = int(groups.min())
+    last = int(groups.max())  # a rank's share begins at a later group
+    if last - first + 1 != num_groups or first < 0 or (region.has_all_columns and first):
+        raise ValueError(
+            f"{region.module} has columns of the groups {first} to {last}, and scales of "
+            f"{num_groups} groups: download the checkpoint again"
+        )
     order = groups.argsort(stable=True)
-    counts = torch.bincount(groups - groups.min())  # a rank's share begins at a later group
+    counts = torch.bincount(groups - first, minlength=num_groups)
     if counts.min() != counts.max():
         raise ValueError(
             f"{region.module} has groups of {int(counts.min())} to {int(counts.max())} columns: "
