@@ -9,6 +9,9 @@ from nv_api import LLM, SamplingParams
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+# most tokens of these models never come, and have rows of zeros in the head
+pytestmark = pytest.mark.filterwarnings("ignore:.*all zeros")
+
 VOCAB = 320
 EOS = 256
 EOS_TOO = 257
