@@ -46,6 +46,7 @@ def test_a_request_travels_whole():
         stop=["x"],
         stop_token_ids=[7],
         logit_bias={5: -1.5},
+        bad_words=["no"],
         bad_words_token_ids=[[1, 2], [3]],
         logprobs=3,
         structured_outputs=StructuredOutputsParams(json={"type": "object"}),

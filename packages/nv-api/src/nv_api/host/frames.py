@@ -25,8 +25,9 @@ LENGTH = Struct("<I")
 MAX_BYTES = 2**32 - 1
 """Of a frame: what its length can say."""
 
-TEXT_FIELDS = ("stop", "bad_words")
-"""Parameters that the front end sees to: it has the tokenizer."""
+STOP = "stop"
+"""The parameter that the front end sees to, where text is made. The engine reads no text of
+`bad_words` either, but names it in an error if the user did."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=0):
@@ -182,7 +183,7 @@ def add_of(request: EngineRequest, request_id: int) -> Add:
     given: dict[str, Any] = {
         name: value
         for name, default in _DEFAULTS[type(request.params)].items()
-        if name not in TEXT_FIELDS and (value := getattr(request.params, name)) != default
+        if name != STOP and (value := getattr(request.params, name)) != default
     }
     if (form := given.get("structured_outputs")) is not None:
         given["structured_outputs"] = {f.name: getattr(form, f.name) for f in fields(form)}
