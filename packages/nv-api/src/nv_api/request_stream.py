@@ -119,14 +119,17 @@ class RequestStream:
         """Hand on what is new; if that was the last, or nothing more can be taken, end the wait."""
         assert self._busy is not None
         assert self._take is not None
-        room = None
+        room = failure = None
         try:
             if deltas := self._deltas():
                 room = self._take(deltas)
         except Exception as error:  # of one request: the step goes on for the others
-            self._busy.set_exception(error)
+            failure = error
+        if self._busy.done():  # the taker has ended the request, which handed on the rest
             return
-        if room is not None or self._error is not None or not self._running:
+        if failure is not None:
+            self._busy.set_exception(failure)
+        elif room is not None or self._error is not None or not self._running:
             self._busy.set_result(room)
 
     def _deltas(self) -> list[CompletionOutput]:

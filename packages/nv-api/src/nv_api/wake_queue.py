@@ -32,8 +32,10 @@ class WakeQueue:
             asyncio.get_running_loop().call_soon(self._wake)
 
     def _wake(self) -> None:
-        for stream in tuple(islice(self._streams, NUM_PER_TURN)):
-            del self._streams[stream]
-            stream.wake()
-        if self._streams:
-            asyncio.get_running_loop().call_soon(self._wake)
+        try:
+            for stream in tuple(islice(self._streams, NUM_PER_TURN)):
+                del self._streams[stream]
+                stream.wake()
+        finally:  # an error is of one stream: the others are woken in the next turn
+            if self._streams:
+                asyncio.get_running_loop().call_soon(self._wake)

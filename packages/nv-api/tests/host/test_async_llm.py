@@ -346,6 +346,58 @@ def test_an_error_of_the_one_that_takes_deltas_ends_its_own_request_alone(front_
     asyncio.run(main())
 
 
+def test_one_that_takes_deltas_may_end_its_request(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.001)) as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            params = SamplingParams(max_tokens=40)
+            ended, whole = [await llm.submit(prompt, params) for _ in range(2)]
+            reasons, tokens, errors = [], [], []
+            asyncio.get_running_loop().set_exception_handler(
+                lambda _, context: errors.append(context)
+            )
+
+            def end(deltas):
+                reasons.extend(delta.finish_reason for delta in deltas)
+                ended.abort()
+
+            def take(deltas):
+                tokens.extend(token for delta in deltas for token in delta.token_ids)
+
+            await asyncio.wait_for(asyncio.gather(ended.hand_on(end), whole.hand_on(take)), 30)
+            assert reasons == [None, "abort"]
+            assert errors == []
+            assert len(tokens) == 40
+
+    asyncio.run(main())
+
+
+def test_an_error_of_one_stream_leaves_the_others_their_turn():
+    class Stream:
+        def __init__(self, error=None):
+            self.error, self.wakes = error, 0
+
+        def wake(self):
+            self.wakes += 1
+            if self.error is not None:
+                raise self.error
+
+    async def main():
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: errors.append(context["exception"])
+        )
+        queue, broken, whole = wake_queue.WakeQueue(), Stream(KeyError("no")), Stream()
+        queue.add([broken, whole])
+        await asyncio.sleep(0.01)
+        queue.add([whole])
+        await asyncio.sleep(0.01)
+        assert (broken.wakes, whole.wakes) == (1, 2)
+        assert [type(error) for error in errors] == [KeyError]
+
+    asyncio.run(main())
+
+
 def test_more_streams_than_a_turn_wakes_all_get_every_token(front_end, monkeypatch):
     monkeypatch.setattr(wake_queue, "NUM_PER_TURN", 2)
 

@@ -53,7 +53,7 @@ def is_object(content):
 
 
 def with_a_wrong_length(draw):
-    """A Content-Length that is no number, comes twice, or is too large; or one beside chunks."""
+    """A Content-Length that is a word, comes twice, is too large, or comes beside chunks."""
     line, headers, content = request(draw)
     length = b"Content-Length: %d"
     lengths = draw.choice(

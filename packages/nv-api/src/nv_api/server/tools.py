@@ -131,7 +131,7 @@ def _function(tool: Mapping[str, Any], place: str) -> Function:
 
 
 def check_strict(given: Mapping[str, Any], place: str) -> None:
-    """Refuse a `strict` that is no boolean; it has no other effect, as every form is kept to."""
+    """Refuse a `strict` of another type than boolean. Calls always have the form of their tool."""
     if not isinstance(strict := given.get("strict"), bool | None):
         raise invalid(
             f"{place}.strict is {shown(strict)}: it must be true or false", f"{place}.strict"

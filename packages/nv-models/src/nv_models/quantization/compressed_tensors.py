@@ -52,7 +52,7 @@ class PackedForm(Form):
     Attributes:
         bits: of a code.
         group_size: columns per scale; None: all of a row's.
-        is_symmetric: there are no zero points.
+        is_symmetric: the files lack zero points; each is the middle code.
         has_order: the files have the group of each column (`actorder: "group"`).
         scale_dtype: of the stored scales.
     """

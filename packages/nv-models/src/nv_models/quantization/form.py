@@ -33,7 +33,7 @@ class Files(Protocol):
 
 
 class NoFiles:
-    """The tensors of random weights, for which there is no file."""
+    """An empty checkpoint: random weights need no files."""
 
     shapes: Mapping[str, tuple[int, ...]] = {}  # never changed
 

@@ -23,7 +23,7 @@ def id_headers(scope: Scope) -> tuple[bytes, ...]:
 
 
 def new_id() -> bytes:
-    """An id, which is no secret: uuid4, which asks the system, takes 50 times as long."""
+    """A new id. It need not be secret, so it is not a uuid4, which takes 50 times as long."""
     return b"%032x" % getrandbits(128)
 
 

@@ -137,7 +137,7 @@ def codes_slab_kernel(
                     token_scale = gl.load(x_scale_at + (block + chunk) * M)
             sums += product
             running = started
-        if chunk > 0 and chunk - 1 + STAGES < CHUNKS:  # the chunk before is no longer read
+        if chunk > 0 and chunk - 1 + STAGES < CHUNKS:  # its place is free
             later = chunk - 1 + STAGES
             gl.thread_barrier()
             bar = ready.index(later % STAGES)
