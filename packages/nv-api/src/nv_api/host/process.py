@@ -74,9 +74,12 @@ def _tokenizer(start: Start) -> "PreTrainedTokenizerBase | None":
     """The tokenizer, which only grammars need here."""
     if start.tokenizer is None:
         return None
-    from nv_api.tokenizer import load_tokenizer  # noqa: PLC0415  # imports transformers: seconds
+    with uncollected():  # it is loaded beside the steps, which a full collection would hold up
+        from nv_api.tokenizer import load_tokenizer  # noqa: PLC0415  # imports transformers
 
-    return load_tokenizer(start.tokenizer, mode=start.tokenizer_mode)
+        tokenizer = load_tokenizer(start.tokenizer, mode=start.tokenizer_mode)
+        gc.freeze()
+    return tokenizer
 
 
 def _first(wire: Wire) -> Start | None:
