@@ -37,7 +37,7 @@ def _scale_of(sizes, LARGEST: tl.constexpr):
 
 @triton.jit
 def _quotient(values, scale):
-    """Return values / scale, correctly rounded, in four instructions (Markstein 1990)."""
+    """Return values / scale, correctly rounded, in a few instructions (Markstein 1990)."""
     if INTERPRETED:  # it has no fused multiply-add
         return tl.div_rn(values, scale)
     else:
@@ -46,7 +46,8 @@ def _quotient(values, scale):
         scale *= lift
         inverse = tl.div_rn(1.0, scale)
         about = values * inverse
-        return tl.fma(tl.fma(-about, scale, values), inverse, about)
+        better = tl.fma(tl.fma(-about, scale, values), inverse, about)
+        return tl.where(values == 0.0, values, better)  # or -0 would become 0
 
 
 @triton.jit

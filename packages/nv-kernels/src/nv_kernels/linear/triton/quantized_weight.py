@@ -277,7 +277,7 @@ class TritonCodes(Weight):
             return silu_and_mul(summed(self._product(codes, scales, dtype), None, dtype))
         form = self._form(codes, dtype, gated=True)
         if isinstance(form, Library):
-            return silu_and_mul(self._product(codes, scales, dtype))
+            return silu_and_mul(self._library(codes, scales))
         if isinstance(form, Ring):
             return self._slab(form, codes, scales, dtype, gated=True)
         return codes_product(form, codes, scales, self.codes, self.scale, dtype=dtype, gated=True)
