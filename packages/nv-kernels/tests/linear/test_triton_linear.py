@@ -260,7 +260,8 @@ def test_forms_of_unknown_shapes():
 
 
 KINDS = {"x": "*bf16", "weight": "*bf16", "out": "*bf16", "norm_weight": "*bf16", "bias": "*bf16",
-         "residual": "*bf16", "eps": "fp32", "N": "i32", "M": "i32"}  # fmt: skip
+         "residual": "*bf16", "eps": "fp32", "N": "i32", "M": "i32", "hidden": "*fp32",
+         "lora_b": "*bf16", "adapters": "*i32", "lora_stride": "i32"}  # fmt: skip
 VOCABULARY = 151_936  # outputs of a head in fp32
 POINTERS = ("x", "weight", "out", "norm_weight", "residual", "bias", "N")
 
@@ -287,7 +288,7 @@ def test_gemv_compiles_ahead_of_time(key, capability):
         gemv_kernel, types,
         {"K": columns, "BLOCK_K": form.block_k, "ROWS": form.rows, "TOKENS": tokens,
          "NORM": True, "GATED": gated, "RESIDUAL": not gated, "BIAS": False, "EVEN": True,
-         "PDL": capability >= 90},
+         "RANK": 0, "PARTS": 0, "SPLITS": 0, "N0": 0, "N1": 0, "PDL": capability >= 90},
         capability, divisible=POINTERS, num_warps=form.warps,
     )  # fmt: skip
     assert_fits(compiled, capability)

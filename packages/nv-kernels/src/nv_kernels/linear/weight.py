@@ -32,6 +32,8 @@ from nv_kernels.op import op
 if TYPE_CHECKING:
     import torch
 
+    from nv_kernels.linear.lora.plan import LoraPlan
+    from nv_kernels.linear.lora.weight import LoraWeights
     from nv_kernels.linear.stream import Norm
     from nv_kernels.ranks.peers import RankSum
 
@@ -134,6 +136,17 @@ class Weight(ABC):
         if peers is not None:  # the next norm sums over the ranks
             return Stream(stream.hidden, self.partials(x, bias), peers)
         return Stream(stream.hidden, rank_sum(self.linear(x, bias)))
+
+    def adapted(self, lora: LoraWeights, plan: LoraPlan) -> Weight:
+        """This weight with the adapters of one step's tokens beside it.
+
+        Args:
+            lora: the adapters of this product.
+            plan: which token has which.
+        """
+        from nv_kernels.linear.lora.weight import Adapted  # noqa: PLC0415  # which is a Weight
+
+        return Adapted(self, lora, plan)
 
 
 @dataclass(frozen=True)

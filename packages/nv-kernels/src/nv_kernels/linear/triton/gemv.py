@@ -2,15 +2,15 @@
 
 A program holds whole rows of the weight in registers, loaded before the wait for the previous
 kernel, so that memory is read while that kernel still runs. The RMS norm is in the prologue (a
-scale of the finished row); bias, residual or silu(gate) * up are in the epilogue. `tuned` decides
-when to use it.
+scale of the finished row); bias, an adapter's product, residual or silu(gate) * up are in the
+epilogue. `tuned` decides when to use it.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -51,11 +51,32 @@ def _weights(
 
 
 @triton.jit
+def _delta(
+    hidden, b, adapters, token, rows, part, N, b_stride,
+    RANK: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The product of a token's adapter in some rows: hidden [SPLITS, TOKENS, PARTS, RANK] by B."""
+    adapter = tl.load(adapters + token).to(tl.int64)
+    wanted = (rows < N)[:, None] & (adapter >= 0)
+    ranks = tl.arange(0, RANK)
+    at = (rows * 0 + part)[:, None] * RANK + ranks[None, :]
+    values = tl.load(hidden + token * PARTS * RANK + at, mask=wanted, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        more = hidden + (split * TOKENS + token) * PARTS * RANK + at
+        values += tl.load(more, mask=wanted, other=0.0)
+    b_at = b + tl.maximum(adapter, 0) * b_stride + rows[:, None].to(tl.int64) * RANK
+    factors = tl.load(b_at + ranks[None, :], mask=wanted, other=0.0)
+    rounded = values.to(factors.dtype).to(tl.float32)
+    return tl.sum(rounded * factors.to(tl.float32), 1)
+
+
+@triton.jit
 def gemv_kernel(
-    x, weight, out, norm_weight, residual, bias, eps, N,
+    x, weight, out, norm_weight, residual, bias, hidden, lora_b, adapters, eps, N, lora_stride,
     K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr,
-    EVEN: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, RANK: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    N0: tl.constexpr, N1: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute ROWS outputs of TOKENS tokens; N outputs in all, gate rows then up rows if GATED."""
     if PDL:
@@ -93,18 +114,58 @@ def gemv_kernel(
         if NORM:
             inverse = tl.rsqrt(tl.sum(squares, 0) / K + eps)
             y = y * inverse
+        if BIAS:
+            y += offset
+        if RANK:
+            part = 0 if GATED else (rows >= N0).to(tl.int32) + (rows >= N1).to(tl.int32)
+            y += _delta(
+                hidden, lora_b, adapters, token, rows, part, N, lora_stride,
+                RANK, PARTS, SPLITS, TOKENS,
+            )  # fmt: skip
         if GATED:
             z = tl.sum(up_sums, 1)
             if NORM:
                 z = z * inverse
+            if RANK:
+                up_b = lora_b + N.to(tl.int64) * RANK
+                z += _delta(
+                    hidden, up_b, adapters, token, rows, 1, N, lora_stride,
+                    RANK, PARTS, SPLITS, TOKENS,
+                )  # fmt: skip
             y = y * tl.sigmoid(y) * z
-        if BIAS:
-            y += offset
         place = token * N + rows
         if RESIDUAL:
             y = y.to(out.dtype.element_ty).to(tl.float32)
             y += tl.load(residual + place, mask=rows < N, other=0.0).to(tl.float32)
         tl.store(out + place, y.to(out.dtype.element_ty), mask=rows < N)
+
+
+class GemvAdapters(NamedTuple):
+    """The adapters of the tokens of one product.
+
+    Attributes:
+        hidden: [Z, T, parts * R] fp32 of `shrink_few`.
+        b: [S, N, R].
+        of_tokens: [T] int32; NO_ADAPTER: none.
+        part_rows: rows of each part, at most three.
+    """
+
+    hidden: torch.Tensor
+    b: torch.Tensor
+    of_tokens: torch.Tensor
+    part_rows: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Those that the kernel reads."""
+        return self.hidden, self.b, self.of_tokens
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int]:
+        """R, parts, Z, and the rows at which the second and the third part begin."""
+        total, first = sum(self.part_rows), self.part_rows[0]
+        second = first + self.part_rows[1] if len(self.part_rows) > 1 else total
+        return self.b.shape[2], len(self.part_rows), len(self.hidden), first, second
 
 
 def gemv(
@@ -117,6 +178,7 @@ def gemv(
     residual: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     dtype: torch.dtype | None = None,
+    adapters: GemvAdapters | None = None,
 ) -> torch.Tensor:
     """Multiply a few tokens by a weight.
 
@@ -129,6 +191,7 @@ def gemv(
         residual: added to the result, [T, N].
         bias: added to the result, [N]; not where gated.
         dtype: of the result, x's by default.
+        adapters: whose product is added, before the gate or the residual; None: none.
 
     Returns:
         [T, N] or [T, F].
@@ -137,11 +200,14 @@ def gemv(
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
     norm_weight, eps = norm or (weight, 0.0)
+    hidden, b, of_tokens = adapters.tensors if adapters else (x, weight, x)
+    rank, parts, splits, first, second = adapters.sizes if adapters else (0, 0, 0, 0, 0)
     gemv_kernel[(cdiv(outputs, form.rows),)](
         x, weight, out, norm_weight, x if residual is None else residual,
-        weight if bias is None else bias, eps, outputs,
+        weight if bias is None else bias, hidden, b, of_tokens, eps, outputs, b.stride(0),
         columns, form.block_k, form.rows, tokens, norm is not None, gated,
         residual is not None, bias is not None, outputs % form.rows == 0,
+        rank, parts, splits, first, second,
         num_warps=form.warps, **dependent_launch(x),
     )  # fmt: skip
     return out

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nv_kernels.linear.lora.triton_shrink import shrink_few
+from nv_kernels.linear.lora.weight import Adapted
 from nv_kernels.linear.stream import Stream
-from nv_kernels.linear.triton.gemv import gemv
+from nv_kernels.linear.triton.gemv import GemvAdapters, gemv
 from nv_kernels.linear.triton.product import form_for, gated_linear, linear_partials
 from nv_kernels.linear.tuned import Gemv, Library
 from nv_kernels.linear.weight import Dense
@@ -19,6 +21,8 @@ from nv_kernels.linear.weight import Dense
 if TYPE_CHECKING:
     import torch
 
+    from nv_kernels.linear.lora.plan import LoraPlan
+    from nv_kernels.linear.lora.weight import LoraWeights
     from nv_kernels.linear.stream import Norm
     from nv_kernels.ranks.peers import RankSum
 
@@ -70,6 +74,81 @@ class TritonDense(Dense):
         if rank_sum is None and bias is None and isinstance(form, Library):
             return Stream(stream.hidden.addmm_(x, self.values.t()))  # in place
         return super().linear_add(x, stream, bias, rank_sum)
+
+    def adapted(self, lora: LoraWeights, plan: LoraPlan) -> TritonAdapted:
+        """See `Weight.adapted`."""
+        return TritonAdapted(self, lora, plan)
+
+
+@dataclass(frozen=True)
+class TritonAdapted(Adapted):
+    """Floats on a card with adapters: for 1 and 2 tokens one launch more per product.
+
+    Its epilogue adds what the adapters give. With more tokens it is two launches more.
+    """
+
+    base: TritonDense
+
+    def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.partials`."""
+        form = form_for(x, self.base.values)
+        if not isinstance(form, Gemv):
+            return self.added(self.base.partials(x, bias), x)
+        x = x.contiguous()
+        return gemv(form, x, self.base.values, bias=bias, adapters=self._few(x))
+
+    def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.gated_linear`."""
+        form = form_for(x, self.base.values, gated=True)
+        if bias is not None or not isinstance(form, Gemv):
+            return super().gated_linear(x, bias)
+        x = x.contiguous()
+        return gemv(form, x, self.base.values, gated=True, adapters=self._few(x))
+
+    def norm_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `Weight.norm_linear`."""
+        form = form_for(stream.hidden, self.base.values)
+        if stream.pending is not None or not isinstance(form, Gemv):
+            return super().norm_linear(stream, norm, bias)
+        x, prologue = stream.hidden, (norm.weight, norm.eps)
+        adapters = self._few(x, prologue)
+        return gemv(form, x, self.base.values, norm=prologue, bias=bias, adapters=adapters), stream
+
+    def norm_gated_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `Weight.norm_gated_linear`."""
+        form = form_for(stream.hidden, self.base.values, gated=True)
+        if stream.pending is not None or bias is not None or not isinstance(form, Gemv):
+            return super().norm_gated_linear(stream, norm, bias)
+        x, prologue = stream.hidden, (norm.weight, norm.eps)
+        adapters = self._few(x, prologue)
+        return gemv(form, x, self.base.values, norm=prologue, gated=True, adapters=adapters), stream
+
+    def linear_add(
+        self,
+        x: torch.Tensor,
+        stream: Stream,
+        bias: torch.Tensor | None = None,
+        rank_sum: RankSum | None = None,
+    ) -> Stream:
+        """See `Weight.linear_add`."""
+        form = form_for(x, self.base.values)
+        if rank_sum is not None or not isinstance(form, Gemv):
+            return super().linear_add(x, stream, bias, rank_sum)
+        x = x.contiguous()
+        hidden, adapters = stream.hidden, self._few(x)
+        return Stream(
+            gemv(form, x, self.base.values, residual=hidden, bias=bias, adapters=adapters)
+        )
+
+    def _few(self, x: torch.Tensor, norm: tuple[torch.Tensor, float] | None = None) -> GemvAdapters:
+        """The hidden values of one or two tokens, and the rest that the epilogue reads."""
+        lora, adapters = self.lora, self.plan.adapters
+        hidden = shrink_few(x, lora.a, adapters, norm)
+        return GemvAdapters(hidden, lora.b, adapters, lora.part_rows)
 
 
 def dense_weight(values: torch.Tensor) -> TritonDense:

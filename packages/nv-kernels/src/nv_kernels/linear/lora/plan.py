@@ -1,0 +1,88 @@
+"""The adapter of each token of a step, and the order in which the products visit the tokens.
+
+Owns the record and its shapes, which depend on the number of tokens and of adapters alone: the host
+never reads which adapter a token has, so that a step can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from nv_kernels.launch.sizes import cdiv
+from nv_kernels.linear.experts.routing import num_tiles
+from nv_kernels.op import op
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+NO_ADAPTER = -1
+FEW = 256
+"""Up to so many tokens a tile on a card has LOW rows, above HIGH."""
+LOW, HIGH = 16, 64
+
+
+class LoraPlan(NamedTuple):
+    """The tokens of a step, sorted by adapter; made once and read by every layer.
+
+    Attributes:
+        adapters: [T] int32, the adapter of each token; NO_ADAPTER: the base model's own.
+        places: [P * tile] int32, the tokens in P tiles: a tile has tokens of one adapter in
+            ascending order, padded with -1. Tokens without an adapter are in the last tiles.
+        tile_adapters: [P] int32, the adapter of each tile; NO_ADAPTER: none.
+        tile: tokens per tile.
+        is_batch_invariant: a token's bits must not depend on the other tokens: neither tiles nor
+            splits of a sum may depend on their number.
+    """
+
+    adapters: torch.Tensor
+    places: torch.Tensor
+    tile_adapters: torch.Tensor
+    tile: int
+    is_batch_invariant: bool = False
+
+    def groups(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Each tile that has an adapter, and its tokens; waits for the device."""
+        tiles = self.places.view(-1, self.tile)
+        for adapter, places in zip(self.tile_adapters.tolist(), tiles, strict=True):
+            if adapter != NO_ADAPTER:
+                yield adapter, places[places >= 0].long()
+
+
+def lora_tile(num_tokens: int, device_type: str, *, is_batch_invariant: bool = False) -> int:
+    """Return the tokens per tile that the products read fastest.
+
+    Args:
+        num_tokens: T.
+        device_type: on a CPU the tokens of an adapter are one tile.
+        is_batch_invariant: as in `LoraPlan`.
+    """
+    if device_type == "cpu":
+        return max(num_tokens, 1)
+    return LOW if is_batch_invariant or num_tokens <= FEW else HIGH
+
+
+@op(triton="nv_kernels.linear.lora.triton_plan")
+def lora_plan(
+    adapters: torch.Tensor, num_adapters: int, tile: int, is_batch_invariant: bool = False
+) -> LoraPlan:
+    """Sort the tokens of a step by adapter.
+
+    Args:
+        adapters: [T] int32, each NO_ADAPTER or in [0, S).
+        num_adapters: S.
+        tile: tokens per tile, as `lora_tile` chooses.
+        is_batch_invariant: as in `LoraPlan`.
+    """
+    tiles = num_tiles(len(adapters), num_adapters + 1, tile)
+    places = adapters.new_full((tiles, tile), -1)
+    tile_adapters = adapters.new_full((tiles,), NO_ADAPTER)
+    first = 0
+    for adapter in (*range(num_adapters), NO_ADAPTER):
+        tokens = (adapters == adapter).nonzero()[:, 0].int()
+        last = first + cdiv(len(tokens), tile)
+        places[first:last].view(-1)[: len(tokens)] = tokens
+        tile_adapters[first:last] = adapter
+        first = last
+    return LoraPlan(adapters, places.view(-1), tile_adapters, tile, is_batch_invariant)
