@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NO_ADAPTER = -1
 FEW = 256
-"""Up to so many tokens a tile on a card has LOW rows, above HIGH."""
+"""A step of at most so many tokens has tiles of LOW on a card, a larger one of HIGH."""
 LOW, HIGH = 16, 64
 
 
