@@ -27,6 +27,7 @@ import time
 from typing import Any
 
 from report import report
+from round_to_nearest import awq, compressed, fp8_blocks, int8, packed
 from workload import QWEN3, TINY, Workload, model_folder, reference_workload, uniform_workload
 
 PROMPT_LEN, OUTPUT_LEN = 128, 256
@@ -37,53 +38,19 @@ SMALL = TINY | {"hidden_size": 128, "intermediate_size": 256, "num_key_value_hea
 """Each matrix has whole blocks of 128 rows and columns."""
 
 
-def compressed(weights: dict, file_format: str, inputs: dict | None = None) -> dict[str, Any]:
-    """A quantization_config of compressed-tensors for all matrices but the head."""
-    usual = {"symmetric": True, "dynamic": False}
-    group = {"targets": ["Linear"], "format": file_format, "weights": usual | weights}
-    if inputs:
-        group["input_activations"] = {"symmetric": True, "dynamic": True, **inputs}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": file_format,
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": group},
-    }
-
-
 FP8_ROWS = compressed(
-    {"num_bits": 8, "type": "float", "strategy": "channel"},
     "float-quantized",
+    {"num_bits": 8, "type": "float", "strategy": "channel"},
     {"num_bits": 8, "type": "float", "strategy": "token"},
 )
-FP8_BLOCKS = {
-    "quant_method": "fp8",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-}
-INT8 = compressed(
-    {"num_bits": 8, "type": "int", "strategy": "channel"},
-    "int-quantized",
-    {"num_bits": 8, "type": "int", "strategy": "token"},
-)
-FOUR_BITS = compressed(
-    {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}, "pack-quantized"
-)
-AWQ = {
-    "quant_method": "awq",
-    "version": "gemm",
-    "bits": 4,
-    "group_size": 128,
-    "zero_point": True,
-}
 FORMS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "bf16": (None, {}),
     "fp8 rows": (FP8_ROWS, {}),
-    "4 bits": (FOUR_BITS, {}),
+    "4 bits": (packed(4, 128).config, {}),
     "fp8 rows, fp8 KV": (FP8_ROWS, {"kv_cache_dtype": "fp8"}),
-    "fp8 blocks": (FP8_BLOCKS, {}),
-    "AWQ": (AWQ, {}),
-    "int8": (INT8, {}),
+    "fp8 blocks": (fp8_blocks().config, {}),
+    "AWQ": (awq(128).config, {}),
+    "int8": (int8().config, {}),
 }
 """A quantization_config, and options of LLM."""
 COLUMNS = {

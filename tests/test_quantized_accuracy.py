@@ -1,0 +1,90 @@
+"""benchmarks/quantized_accuracy.py: what its checkpoints hold, and which figures are larger."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import nv_kernels as nk
+import pytest
+import torch
+from nv_models import plan_model
+from nv_models.layers.linear import Linear
+
+ROOT = Path(__file__).parent.parent
+TRAINED = ROOT / "packages" / "nv-engine" / "tests" / "numerics" / "checkpoint"
+FOUR, EIGHT, E4M3 = 1 / 15, 1 / 255, 1 / 16
+LARGEST_ERRORS = {
+    "fp8, a scale per matrix": E4M3, "fp8, blocks of 128": E4M3, "W8A8": EIGHT,
+    "W8A16, groups of 128": EIGHT, "W4A16, groups of 128": FOUR, "W4A16, groups of 32": FOUR,
+    "AWQ, groups of 128": FOUR, "AWQ, groups of 32": FOUR, "GPTQ, 4 bits, groups of 128": FOUR,
+}  # fmt: skip
+"""Half a step, as a share of the matrix's largest value."""
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    import quantized_accuracy  # noqa: PLC0415  # found by the line above
+
+    return quantized_accuracy
+
+
+def matrices(path):
+    """Each matrix of a checkpoint in fp32, as its records have it."""
+    plan = plan_model(path, dtype="float32")
+    arithmetic = replace(plan.placement.arithmetic, quantized=lambda record: record)
+    model = replace(plan, placement=replace(plan.placement, arithmetic=arithmetic)).load()
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            assert isinstance(module.weight, nk.Quantized), name
+            regions = module.regions(name)
+            sizes = [len(region.rows) for region in regions]
+            parts = module.weight.dense(torch.float32).split(sizes)
+            found |= {
+                f"{region.module}.weight": part for region, part in zip(regions, parts, strict=True)
+            }
+    return found
+
+
+def test_values_are_within_half_a_step(benchmark, tmp_path) -> None:
+    source = benchmark.Floats.read(TRAINED)
+    schemes = benchmark.schemes(source)
+    assert schemes.keys() == LARGEST_ERRORS.keys()
+    for name, scheme in schemes.items():
+        found = matrices(source.write(tmp_path / name, scheme))
+        assert len(found) == 35, name
+        for matrix, values in found.items():
+            wanted = source.tensors[matrix].float()
+            error = (values - wanted).abs().max() / wanted.abs().max()
+            most = LARGEST_ERRORS[name]
+            assert most / 20 < error < most * 1.07, (name, matrix)  # a scale is rounded to bf16
+
+
+def test_more_bits_are_nearer(benchmark, tmp_path) -> None:
+    source = benchmark.Floats.read(TRAINED)
+    passages = benchmark.passages_of(str(TRAINED), None, 2, 100)
+    found, truth = {}, None
+    for name, form in benchmark.forms(source, str(TRAINED), tmp_path):
+        answer = benchmark.answer(form, passages, "cpu")
+        truth = truth or answer
+        found[name] = benchmark.compared(answer, truth)
+    assert found["bf16"]["mean_kl"] == 0
+    assert found["bf16"]["agreement_percent"] == 100
+    groups = [
+        ("fp32",),
+        ("W8A16, groups of 128", "GGUF Q8_0"),
+        ("fp8 made while loading", "fp8, blocks of 128", "fp8, a scale per matrix"),
+        ("GGUF Q4_1", "AWQ, groups of 128", "W4A16, groups of 128"),
+    ]
+    for nearer, farther in pairwise(groups):
+        assert max(found[name]["mean_kl"] for name in nearer) < min(
+            found[name]["mean_kl"] for name in farther
+        )
+    for name, each in found.items():
+        assert each["mean_kl"] >= 0
+        assert math.isfinite(each["largest_kl"])
+        if name.startswith(("W4", "AWQ", "GPTQ")):
+            assert each["layers_of_bf16"] < 0.3
