@@ -8,7 +8,9 @@ import torch
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Words [..., n] int32 -> their fields [..., 32 n / bits] uint8, the lowest first."""
-    fields = words.contiguous().view(torch.uint8)
+    # flat, as a single column counts as contiguous whatever its stride, and has no view of bytes
+    flat = words.contiguous().flatten().view(torch.uint8)
+    fields = flat.view(*words.shape[:-1], 4 * words.shape[-1])
     if bits == 8:
         return fields
     return torch.stack((fields & 15, fields >> 4), -1).flatten(-2)
