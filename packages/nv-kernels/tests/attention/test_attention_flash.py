@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import replace
+from types import ModuleType
 
 import flash_fakes
 import nv_kernels as nk
@@ -80,6 +81,52 @@ def test_sinks_are_refused_and_arguments_that_a_version_lacks(only, monkeypatch)
     assert backend.refusal(nk.AttentionSpec(1.0, window=4)) is None
     words = r"has no softcap: the installed FlashAttention-3 .* no argument 'softcap'; .* 'triton'"
     assert re.search(words, backend.refusal(nk.AttentionSpec(1.0, softcap=4.0)))
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Choose the flags that FlashAttention-3 was built with."""
+
+    def with_flags(**flags):
+        config = ModuleType("flash_attn_config")
+        config.CONFIG = {"build_flags": {f"FLASHATTENTION_{k}": v for k, v in flags.items()}}
+        monkeypatch.setitem(sys.modules, "flash_attn_config", config)
+
+    return with_flags
+
+
+def test_features_that_a_build_leaves_out(only, built):
+    only("flash_attn_interface")
+    built(DISABLE_SOFTCAP=True, DISABLE_LOCAL=False, DISABLE_HDIM96=True)
+    backend = FlashAttention(replace(SHAPE, head_dim=96), "a test")
+    assert backend.refusal(nk.AttentionSpec(1.0, window=4)) is None
+    words = r"has no softcap: the installed FlashAttention-3 .* was built without it; .* 'triton'"
+    assert re.search(words, backend.refusal(nk.AttentionSpec(1.0, softcap=4.0)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes", "words"),
+    [
+        ({"DISABLE_PAGEDKV": True}, {}, r"built without blocks \(paged KV\)"),
+        ({"DISABLE_VARLEN": True}, {}, "built without sequences of different lengths"),
+        ({"DISABLE_FP16": True}, {"dtype": torch.float16}, "built without float16"),
+        (
+            {"DISABLE_HDIM192": True, "DISABLE_HDIM256": True},
+            {"head_dim": 136},
+            "built without heads of 136 dimensions",
+        ),
+    ],
+)
+def test_a_build_that_lacks_what_a_shape_needs(only, built, flags, changes, words):
+    shape = replace(SHAPE, **changes)
+    built(**flags)
+    only("flash_attn_interface", "flash_attn")
+    assert "FlashAttention-2" in FlashAttention(shape, "a test").reason
+    only("flash_attn_interface")
+    with pytest.raises(ValueError, match=words):
+        FlashAttention(shape, "a test")
+    built()
+    assert "FlashAttention-3" in FlashAttention(shape, "a test").reason
 
 
 @pytest.mark.parametrize("block_size", [16, 64])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
     from nv_kernels.attention.metadata import AttentionShape, AttentionSpec
     from nv_kernels.cache.layout import KVCache
@@ -28,6 +28,16 @@ MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 FLASH2_BLOCK_MULTIPLE = 256
 ARGUMENTS = {"window": "window_size", "softcap": "softcap"}  # of both, since flash-attn 2.6
+# FlashAttention-3 can be built without parts: flags of its module `flash_attn_config`.
+LEFT_OUT = {
+    "window": "FLASHATTENTION_DISABLE_LOCAL",
+    "softcap": "FLASHATTENTION_DISABLE_SOFTCAP",
+}
+NEEDED = {
+    "blocks (paged KV)": "FLASHATTENTION_DISABLE_PAGEDKV",
+    "sequences of different lengths": "FLASHATTENTION_DISABLE_VARLEN",
+}
+FLASH3_HEAD_DIMS = (64, 96, 128, 192, 256)
 INSTALL = (
     'install FlashAttention-2 with `pip install "nv-kernels[flash-attn]"`, or on a Hopper card a '
     "wheel of FlashAttention-3 that provides `flash_attn_interface`"
@@ -78,6 +88,10 @@ class Package(Protocol):
     def functions(self) -> tuple[Callable[..., torch.Tensor], ...]:
         """The functions that the calls below call."""
 
+    @property
+    def left_out(self) -> Collection[str]:
+        """The features of a layer that the installed build was made without."""
+
     def decode(self, q: torch.Tensor, kv: KVCache, rows: Rows, spec: AttentionSpec) -> torch.Tensor:
         """Attend one query per sequence: q [N, Hq, D]."""
 
@@ -93,10 +107,12 @@ class Flash3:
 
     Attributes:
         module: `flash_attn_interface`.
+        left_out: features of a layer that the build was made without.
         title: the package's name in `reason`.
     """
 
     module: Any
+    left_out: Collection[str] = ()
     title: str = "FlashAttention-3 (flash_attn_interface)"
 
     @property
@@ -131,10 +147,12 @@ class Flash2:
 
     Attributes:
         module: `flash_attn`.
+        left_out: see `Package`.
         title: the package's name in `reason`.
     """
 
     module: Any
+    left_out: Collection[str] = ()
     title: str = "FlashAttention-2 (flash_attn)"
 
     @property
@@ -190,12 +208,39 @@ def _options(spec: AttentionSpec) -> dict[str, Any]:
     return options
 
 
+def _build_flags() -> Mapping[str, bool]:
+    """Return the flags of the installed FlashAttention-3's build; {} if it does not list them."""
+    try:
+        config = importlib.import_module("flash_attn_config").CONFIG
+        return dict(config["build_flags"])
+    except (ImportError, AttributeError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def _lacks(flags: Mapping[str, bool], shape: AttentionShape) -> str | None:
+    """Return what a shape needs and a build was made without; None if it has all."""
+    for name, flag in NEEDED.items():
+        if flags.get(flag):
+            return name
+    if shape.dtype == torch.float16 and flags.get("FLASHATTENTION_DISABLE_FP16"):
+        return "float16"
+    built = [dim for dim in FLASH3_HEAD_DIMS if not flags.get(f"FLASHATTENTION_DISABLE_HDIM{dim}")]
+    if shape.head_dim > max(built, default=0):
+        return f"heads of {shape.head_dim} dimensions"
+    return None
+
+
 def refusal(package: Package, spec: AttentionSpec) -> str | None:
     """Return why a package cannot compute layers of a spec, in one sentence; None if it can."""
     for feature in spec.features:
         argument = ARGUMENTS.get(feature)
         if argument is None:
             return f"attention backend 'flash_attn' has no {feature}: use 'triton'"
+        if feature in package.left_out:
+            return (
+                f"attention backend 'flash_attn' has no {feature}: the installed {package.title} "
+                "was built without it; install another build, or use 'triton'"
+            )
         for function in package.functions:
             if argument not in inspect.signature(function).parameters:
                 return (
@@ -240,9 +285,15 @@ def find(shape: AttentionShape) -> Package:
     missing = [f"flash_attn_interface is for Hopper cards (9.x), not {capability[0]}.x"]
     if capability[0] == 9:
         try:
-            return Flash3(importlib.import_module("flash_attn_interface"))
+            module = importlib.import_module("flash_attn_interface")
         except ImportError as error:
             missing = [f"flash_attn_interface cannot be imported ({error})"]
+        else:
+            flags = _build_flags()
+            lacks = _lacks(flags, shape)
+            if lacks is None:
+                return Flash3(module, [name for name, flag in LEFT_OUT.items() if flags.get(flag)])
+            missing = [f"flash_attn_interface was built without {lacks}"]
     try:
         module = importlib.import_module("flash_attn")
     except ImportError as error:
