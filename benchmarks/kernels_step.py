@@ -125,7 +125,9 @@ def sampler_rows(rate):
         for name, (setting, target) in SAMPLERS.items():
             draws = sampling_tensors(rows, *setting)
             ours = time_each(lambda x, d=draws: sampling.sample(x, d), sets)
-            peer = sorted_peer if draws.any_filter else torch_peer
+            peer = sorted_peer if draws.any_filter else drawn_peer
+            if setting[0] == 0:
+                peer = greedy_peer
             yield {
                 "what": name, "rows": rows, "unit": "us", "ours": ours,
                 "torch": time_each(lambda x, d=draws, p=peer: p(x, d), sets[:2], reps=5),
@@ -133,9 +135,11 @@ def sampler_rows(rate):
             }  # fmt: skip
 
 
-def torch_peer(logits, draws):
-    if draws.all_greedy:
-        return logits.argmax(-1)
+def greedy_peer(logits, _):
+    return logits.argmax(-1)
+
+
+def drawn_peer(logits, draws):
     mass = (logits.float() / draws.temperature[:, None]).softmax(-1)
     return (mass / torch.empty_like(mass).exponential_()).argmax(-1)
 

@@ -1,14 +1,12 @@
-"""Gain of two special kernels on a card: weights in shared memory first, and the greedy draw.
+"""Gain of a special kernel on a card: weights in shared memory first.
 
-Each beside the general kernel that would do its work, in turn in CUDA graphs: 28 layers of
-Qwen3-0.6B with Slab, with Dot of the same tiles, and with the library; the greedy kernels, and the
-draw at temperature 0.
+Beside the general kernels that would do its work, in turn in CUDA graphs: 28 layers of Qwen3-0.6B
+with Slab, with Dot of the same tiles, and with the library.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -16,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nv_kernels.linear.triton import product
 from nv_kernels.linear.tuned import Dot, Form, Library, Slab, choose
-from nv_kernels.sampling import triton_sample as sampling
 from report import report
-from step_parts import BF16, DEVICE, Model, error, graph_time, sampling_tensors, time_each
+from step_parts import Model, error, graph_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROWS = (3, 8, 16, 32, 64)
-DRAWS = (1, 64, 256)
 ROUNDS = 5
-VOCABULARY, HIDDEN = 151_936, 1024
+HIDDEN = 1024
 
 
 def as_dot(slab: Form) -> Form:
@@ -67,21 +63,6 @@ def chain(tokens: int, model: Model) -> dict[str, float]:
     return {name: round(median(at), 4) for name, at in found.items()} | {"error": max(errors)}
 
 
-def greedy(rows: int) -> dict[str, float]:
-    """Microseconds of both draws at temperature 0; their ids are the same."""
-    logits = [
-        torch.randn(rows, VOCABULARY, device=DEVICE).to(BF16) for _ in range(4 if rows > 1 else 16)
-    ]
-    special = sampling_tensors(rows, 0)
-    general = replace(special, all_greedy=False)
-    assert torch.equal(sampling.sample(logits[0], special), sampling.sample(logits[0], general))
-    found: dict[str, list[float]] = {"greedy": [], "draw": []}
-    for _ in range(ROUNDS):
-        for name, draws in (("greedy", special), ("draw", general)):
-            found[name].append(time_each(lambda x, d=draws: sampling.sample(x, d), logits))
-    return {name: round(median(at), 2) for name, at in found.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save")
@@ -90,8 +71,6 @@ def main() -> None:
     model = Model(HIDDEN, 16, 8, 3072, 28)
     for tokens in ROWS:
         figures[f"28 layers, {tokens} rows, ms"] = chain(tokens, model)
-    for rows in DRAWS:
-        figures[f"greedy, {rows} rows, us"] = greedy(rows)
     for name, values in figures.items():
         print(name, values, flush=True)
     report("special_kernels", figures, args.save)

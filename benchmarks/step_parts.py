@@ -202,6 +202,5 @@ def sampling_tensors(rows, temperature=None, top_k=0, top_p=1.0, min_p=0.0, seed
         min_p=torch.full((rows,), min_p, device=DEVICE),
         seeds=torch.randint(0, 2**62, (rows,), device=DEVICE, generator=generator),
         positions=torch.randint(0, 4000, (rows,), device=DEVICE, generator=generator),
-        all_greedy=temperature == 0,
         any_filter=(top_k, top_p, min_p) != (0, 1.0, 0.0),
     )

@@ -140,3 +140,13 @@ def test_flags_round_logprobs_up_so_that_few_graphs_are_captured():
         for first, last in [(0, 1), (1, 2), (0, 2), (2, 3), (0, 3), (0, 4)]
     ]
     assert found == [None, 0, 0, 8, 8, VOCAB]
+
+
+def test_greedy_and_drawn_steps_share_a_graph_and_filters_of_greedy_rows_do_not_count():
+    tables = SamplingTables(Slots(4, 4, CPU).tables, VOCAB, EOS)
+    asked = ({"temperature": 0}, {"temperature": 0, "top_k": 5}, {"temperature": 0.7}, {"top_k": 5})
+    found = []
+    for slot, options in enumerate(asked):
+        tables.update(Batch((), (Admission(slot, SamplingParams(**options), 0, 1, (3,)),)))
+        found.append(tables.flags([Chunk(slot, 0, 1, (3,), True)]))
+    assert found[0] == found[1] == found[2] != found[3]

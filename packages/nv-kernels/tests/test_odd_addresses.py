@@ -89,7 +89,6 @@ def test_logits_of_odd_vocabularies(vocabulary, view, dtype, device):
             min_p=torch.zeros(6, device=device),
             seeds=ids * 7919,
             positions=ids,
-            all_greedy=temperature == 0,
             any_filter=top_p < 1,
         )
         assert torch.equal(nk.sample(logits, sampling), nk.sample(logits.clone(), sampling))

@@ -86,7 +86,7 @@ def test_greedy(size, dtype):
     logits[6, -1] = torch.inf
     none = torch.zeros(9)
     sampling = nk.SamplingTensors(
-        none, none.long(), none + 1, none, none.long(), none.long(), True, False
+        none, none.long(), none + 1, none, none.long(), none.long(), any_filter=False
     )
     wanted = logits.argmax(-1)
     wanted[[3, 5, 6]] = -1

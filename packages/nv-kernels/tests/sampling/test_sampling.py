@@ -34,7 +34,6 @@ def tensors(rows, *, seeds=None, positions=None):
         **columns,
         seeds=count if seeds is None else seeds,
         positions=count if positions is None else positions,
-        all_greedy=all(row["temperature"] == 0 for row in rows),
         any_filter=any(row[name] != OFF[name] for row in rows for name in NAMES[1:]),
     )
 
@@ -44,9 +43,7 @@ def many(logits, count, **row):
     sampling = tensors([row])
     fields = {name: getattr(sampling, name).expand(count) for name in NAMES}
     keys = {"seeds": torch.arange(count) * 2654435761 - 2**62, "positions": torch.arange(count)}
-    sampling = nk.SamplingTensors(
-        **fields, **keys, all_greedy=sampling.all_greedy, any_filter=sampling.any_filter
-    )
+    sampling = nk.SamplingTensors(**fields, **keys, any_filter=sampling.any_filter)
     return nk.sample(logits.expand(count, -1), sampling)
 
 
@@ -158,7 +155,6 @@ def test_n02_a_tiny_top_p_keeps_the_most_likely_token(monkeypatch, top_p, more):
 def test_greedy_takes_the_lowest_of_ties():
     logits = torch.tensor([[0.0, 5.0, 5.0, 1.0], [7.0, 7.0, 7.0, 7.0], [0.0, 1.0, 2.0, 3.0]])
     greedy = tensors([{"temperature": 0.0}] * 3)
-    assert greedy.all_greedy
     assert nk.sample(logits, greedy).tolist() == [1, 0, 3]
     mixed = tensors([{"temperature": 0.0, "top_k": 2}, {"temperature": 0.0}, {"top_p": 0.1}])
     assert nk.sample(logits, mixed).tolist() == [1, 0, 3]

@@ -11,7 +11,6 @@ from interpreter import DEVICE, INTERPRETING, on_device, outer_only, run_interpr
 from nv_kernels import SamplingTensors, compile_ahead, reference
 from nv_kernels.sampling import triton_draw as draw
 from nv_kernels.sampling import triton_filtering as filtering
-from nv_kernels.sampling import triton_greedy as greedy
 from nv_kernels.sampling import triton_sample as sampling
 
 INF = float("inf")
@@ -51,7 +50,7 @@ def kernels_compiled():
     with compile_ahead():
         for size, dtype in shapes:
             logits = torch.zeros(2, size, dtype=dtype, device=DEVICE)
-            for setting in SETTINGS[:3]:  # no filter, greedy, filters
+            for setting in (SETTINGS[0], SETTINGS[2]):  # without filters, with filters
                 sampling.sample(logits, params([setting] * 2))
 
 
@@ -65,7 +64,6 @@ def params(settings, first_position=0, seed=2**61 + 12345):
         min_p=torch.tensor(min_p, device=DEVICE),
         seeds=torch.arange(rows, device=DEVICE) * 7919 - seed,
         positions=torch.arange(rows, device=DEVICE) + first_position,
-        all_greedy=all(t == 0 for t in temperature),
         any_filter=any(
             (k, p, m) != (0, 1.0, 0.0) for k, p, m in zip(top_k, top_p, min_p, strict=True)
         ),
@@ -130,7 +128,6 @@ def test_draw_does_not_depend_on_the_batch():
         alone = SamplingTensors(
             **{name: getattr(tensors, name)[row : row + 1].clone() for name in
                ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")},
-            all_greedy=settings[row][0] == 0,
             any_filter=settings[row][1:] != (0, 1.0, 0.0),
         )  # fmt: skip
         assert torch.equal(sampling.sample(logits[row : row + 1], alone), together[row : row + 1])
@@ -155,7 +152,7 @@ def test_minus_infinity_is_never_drawn(setting):
     ("setting", "dtype"), list(zip(SETTINGS, itertools.cycle(DTYPES), strict=False)), ids=str
 )
 def test_rows_without_a_token_to_draw_get_minus_1(setting, dtype):
-    logits = some_logits(7, 4200, dtype)  # two chunks, two groups
+    logits = some_logits(7, 4200, dtype)  # two groups
     logits[1] = -INF
     logits[2, 4100] = float("nan")
     logits[3] = float("nan")
@@ -166,6 +163,8 @@ def test_rows_without_a_token_to_draw_get_minus_1(setting, dtype):
     assert tokens[1:6].tolist() == [-1] * 5
     whole = torch.tensor([0, 6], device=DEVICE)
     assert torch.equal(tokens[whole], sampling.sample(logits[whole], _rows(tensors, whole)))
+    if setting[0] == 0:
+        assert torch.equal(tokens[whole], logits[whole].argmax(-1))
 
 
 def _rows(tensors, rows):
@@ -186,6 +185,8 @@ def test_ids_past_the_bound_are_never_drawn(setting, num_ids):
     tokens = sampling.sample(logits, replace(tensors, num_ids=num_ids))
     narrow = logits[:, :num_ids].contiguous()
     assert torch.equal(tokens, sampling.sample(narrow, tensors))
+    if setting[0] == 0:
+        assert torch.equal(tokens, narrow.argmax(-1))
 
 
 @on_device
@@ -226,14 +227,27 @@ def test_greedy_takes_the_lowest_id_on_ties():
     logits = torch.zeros(2, 300, dtype=torch.bfloat16, device=DEVICE)
     logits[0, [130, 299]] = 3.0
     for any_filter in (False, True):
-        for all_greedy in (False, True):
-            tensors = params([SETTINGS[1]] * 2)
-            tensors = SamplingTensors(**vars(tensors) | {"all_greedy": all_greedy,
-                                                         "any_filter": any_filter})  # fmt: skip
-            assert sampling.sample(logits, tensors).tolist() == [130, 0]
-    logits = torch.zeros(1, sampling.CHUNK + 9, dtype=torch.bfloat16, device=DEVICE)
-    logits[0, [7, sampling.CHUNK + 1]] = 3.0  # in two chunks
-    assert sampling.sample(logits, params([SETTINGS[1]])).tolist() == [7]
+        tensors = replace(params([SETTINGS[1]] * 2), any_filter=any_filter)
+        assert sampling.sample(logits, tensors).tolist() == [130, 0]
+
+
+@on_device
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # from the interpreter's NumPy
+@pytest.mark.parametrize("any_filter", [False, True])
+@pytest.mark.parametrize("past", [0, 253, 5000])  # the last one: a whole group past the ids
+def test_greedy_finds_the_highest_logit_at_the_edges_of_tiles_and_groups(past, any_filter):
+    """The last id is as high, in a group of its own: the lowest id is taken."""
+    group = sampling.TILE * draw.GROUP.value
+    num_ids = group + 9
+    places = [0, sampling.TILE - 1, sampling.TILE, group - 1, group, num_ids - 1]
+    logits = torch.full((len(places), num_ids + past), -3.0, device=DEVICE)
+    logits[range(len(places)), places] = 2.0
+    logits[:, num_ids - 1] = 2.0
+    logits[:, num_ids:] = 40.0
+    logits[::2, num_ids:] = float("nan")
+    tensors = params([SETTINGS[1]] * len(places))
+    tensors = replace(tensors, any_filter=any_filter, num_ids=num_ids if past else None)
+    assert sampling.sample(logits, tensors).tolist() == places
 
 
 @pytest.mark.gpu
@@ -294,10 +308,6 @@ KERNELS = [
      {"GROUPS": 64, "TILES": 2048, "TILE": sampling.TILE,
       "BINS": sampling.BINS, "STEP": sampling.STEP,
       "AHEAD": sampling.AHEAD, "SPAN": sampling.SPAN}, sampling.WARPS),
-    (greedy.chunk_argmax_kernel, {"best": "*fp32", "best_id": "*i32", "num_chunks": "i32"},
-     {"CHUNK": sampling.CHUNK}, 4),
-    (greedy.row_argmax_kernel, {"best": "*fp32", "best_id": "*i32", "num_chunks": "i32"},
-     {"CHUNKS": 64}, 1),
 ]  # fmt: skip
 
 
@@ -306,10 +316,9 @@ FORMS = [("*bf16", False), ("*fp32", True), ("*fp32", False), ("*bf16", True)]
 
 def compiled_forms():
     """(index, dtype, is bounded, capability): each form for sm_90, each value for the others."""
-    for index, (kernel, *_) in enumerate(KERNELS):
-        reads_logits = "logits" in kernel.arg_names
+    for index in range(len(KERNELS)):
         for capability in (80, 90, 100):
-            count = 1 if not reads_logits else 4 if capability == 90 else 2
+            count = 4 if capability == 90 else 2
             yield from ((index, *form, capability) for form in FORMS[:count])
 
 
@@ -320,7 +329,7 @@ def test_compiles_ahead_of_time(index, dtype, bounded, capability):
     known = LOGITS | DRAW | more | {"logits": dtype}
     if bounded:
         known |= {"num_ids": "i32"}
-    elif "num_ids" in kernel.arg_names:
+    else:
         constants = constants | {"num_ids": None}
     types = {name: known[name] for name in kernel.arg_names if name in known}
     pointers = [

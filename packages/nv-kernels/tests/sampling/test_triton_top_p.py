@@ -31,7 +31,6 @@ def params(top_p, top_k=0, min_p=0.0, seed=11):
         min_p=torch.full((rows,), min_p, device=DEVICE),
         seeds=torch.arange(rows, device=DEVICE) + seed,
         positions=torch.arange(rows, device=DEVICE) * 3,
-        all_greedy=False,
         any_filter=True,
     )
 

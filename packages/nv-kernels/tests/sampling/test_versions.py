@@ -27,9 +27,11 @@ GOOD = {
 }
 TEMPERATURES = {
     "greedy": lambda draw: 0.0,
+    "greedy with filters": lambda draw: 0.0,
     "unfiltered": lambda draw: draw.choice((0.0, 0.3, 1.0, 2.5)),
     "filtered": lambda draw: draw.choice((0.0, 0.7, 1.0, 1.0, 1.7, 1.7)),
 }
+UNFILTERED = ("greedy", "unfiltered")
 
 
 def filters(draw):
@@ -53,7 +55,7 @@ def rows(kind, num_rows, vocabulary, dtype, seed, padding):
     logits[::2, vocabulary:] = float("nan")
     off = (0, 1.0, 0.0)
     settings = [
-        (TEMPERATURES[kind](draw), *(off if kind == "unfiltered" else filters(draw)))
+        (TEMPERATURES[kind](draw), *(off if kind in UNFILTERED else filters(draw)))
         for _ in range(num_rows)
     ]
     temperature, top_k, top_p, min_p = zip(*settings, strict=True)
@@ -64,7 +66,6 @@ def rows(kind, num_rows, vocabulary, dtype, seed, padding):
         min_p=torch.tensor(min_p),
         seeds=torch.randint(-(2**63), 2**63 - 1, (num_rows,)),
         positions=torch.randint(0, 2**33, (num_rows,)),
-        all_greedy=not any(temperature),
         any_filter=any(row[1:] != off for row in settings),
         num_ids=vocabulary if padding else None,
     )

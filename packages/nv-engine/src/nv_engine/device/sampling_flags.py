@@ -30,7 +30,6 @@ NO_CONTROLS = ControlFlags()
 class SamplingFlags(NamedTuple):
     """The parts of the draw that some row of a step needs, known on the host."""
 
-    all_greedy: bool
     any_filter: bool
     any_min_tokens: bool
     controls: ControlFlags = NO_CONTROLS
@@ -53,7 +52,6 @@ class SamplingFlags(NamedTuple):
             min_p=rows.min_p,
             seeds=rows.seeds,
             positions=rows.lengths,
-            all_greedy=self.all_greedy,
             any_filter=self.any_filter,
             num_ids=self.num_ids,
         )

@@ -56,7 +56,6 @@ class SamplingTables:
         without them, and its tokens mean nothing."""
         self.logprobs: dict[int, int] = {}  # by slot, of those that ask: how many
         self.prompts: dict[int, PromptRequest] = {}  # likewise
-        self._greedy = [True] * num_rows
         self._filter = [False] * num_rows
         self._min_length = [0] * num_rows
 
@@ -81,7 +80,6 @@ class SamplingTables:
         is_plain = not self.controls.in_use and not self.logprobs
         slots = () if is_plain else [chunk.slot for chunk in rows]
         return SamplingFlags(
-            all_greedy=all(self._greedy[chunk.slot] for chunk in rows),
             any_filter=any(self._filter[chunk.slot] for chunk in rows),
             any_min_tokens=any(
                 chunk.start + chunk.num_tokens < self._min_length[chunk.slot] for chunk in rows
@@ -107,7 +105,6 @@ class SamplingTables:
             integers.append((max(params.top_k, 0), _signed(admission.seed), min_length))
             if least:  # the others' are not read
                 stops.append((slot, self._stop_ids(admission)))
-            self._greedy[slot] = params.greedy
             self._filter[slot] = not params.greedy and (
                 params.top_k > 0 or params.top_p < 1 or params.min_p > 0
             )

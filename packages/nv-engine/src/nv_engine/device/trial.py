@@ -51,16 +51,12 @@ class TrialSteps:
         return Admission(slot, params, slot, len(ids), ids, pooling=self._pooling)
 
     def small(self) -> Iterator[Batch]:
-        """Steps of a few rows of one token, as the kernels for few rows differ by their number.
-
-        Greedy rows and drawn ones differ too; a model that pools has neither.
-        """
-        for temperature in (0.0, 1.0) if self._pooling is None else (0.0,):
-            params = SamplingParams(temperature=temperature)
-            admissions = tuple(self._admission(s, params, (0,)) for s in range(self._num_rows))
-            for size in {min(size, self._num_rows) for size in SMALL_STEPS}:
-                chunks = tuple(Chunk(slot, 0, 1, (0,), samples=True) for slot in range(size))
-                yield Batch(chunks, admissions)
+        """Steps of a few rows of one token, as the kernels for few rows differ by their number."""
+        params = SamplingParams()
+        admissions = tuple(self._admission(s, params, (0,)) for s in range(self._num_rows))
+        for size in {min(size, self._num_rows) for size in SMALL_STEPS}:
+            chunks = tuple(Chunk(slot, 0, 1, (0,), samples=True) for slot in range(size))
+            yield Batch(chunks, admissions)
 
     def decode(self) -> Batch:
         """One more token for each of those rows."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Draw; see `nv_kernels.reference.sample`. All-greedy rows take one pass over the logits."""
     call = kernel("greedy", logits.dtype)
-    if call is None or not sampling.all_greedy:
+    if call is None or bool(sampling.temperature.any()):
         return torch_draw.sample(logits, sampling)
     if logits.stride(1) != 1:
         logits = logits.contiguous()

@@ -1,4 +1,4 @@
-"""The arguments of a sampler: plain tensors, and host flags for what no row uses.
+"""The arguments of a sampler: plain tensors, and a host flag for what no row uses.
 
 Owns the types. Never draws: `nv_kernels.sampling.draw` defines the draw, `sampling.controls`
 what happens before it.
@@ -24,7 +24,6 @@ class SamplingTensors:
         min_p: fp32 in [0, 1]; 0 is off.
         seeds: int64 key of the draw, all 64 bits used.
         positions: int64 position of the token to be drawn, low 32 bits used.
-        all_greedy: host flag; True if every temperature is 0.
         any_filter: host flag; False if top_k, top_p and min_p are off in every row.
         num_ids: host number; ids from num_ids on are never drawn, whatever their logits. None: all
             V ids may be drawn.
@@ -36,7 +35,6 @@ class SamplingTensors:
     min_p: torch.Tensor
     seeds: torch.Tensor
     positions: torch.Tensor
-    all_greedy: bool
     any_filter: bool
     num_ids: int | None = None
 

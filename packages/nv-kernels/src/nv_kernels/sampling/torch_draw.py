@@ -28,7 +28,7 @@ SMALLEST = 1e-30  # least top_p: fp32 is too coarse below it; the most likely to
 def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
     """Draw one token per row; see `nv_kernels.reference.sample`."""
     logits = logits[:, : sampling.num_ids]
-    if sampling.all_greedy or bool((sampling.temperature == 0).all()):
+    if not bool(sampling.temperature.any()):  # greedy rows only
         return torch.cat([_highest(part.float()) for part in torch.split(logits, _step(logits))])
     num_rounds = NUM_AHEAD if sampling.any_filter else 1
     u = uniforms(sampling.seeds, sampling.positions, 0, num_rounds)  # [R, num_rounds]

@@ -1,7 +1,7 @@
 """One token per row from its logits: the launches of docs/architecture.md, "The draw".
 
 Owns the choice of kernels, and their scratch memory. It never waits for the device, so that a CUDA
-graph can capture it; only the two host flags of SamplingTensors choose the kernels.
+graph can capture it; only the host flag any_filter of SamplingTensors chooses the kernels.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 from nv_kernels.sampling.triton_draw import GROUP, pick_kernel, statistics_kernel
 from nv_kernels.sampling.triton_filtering import filter_kernel
-from nv_kernels.sampling.triton_greedy import chunk_argmax_kernel, row_argmax_kernel
 
 if TYPE_CHECKING:
     from nv_kernels.sampling.parameters import SamplingTensors
 
 TILE = 128  # tokens per tile, at every batch size: a draw must not depend on other rows
-CHUNK = 4096  # tokens per program of the greedy pass
 BINS = 1024
 PICK_WARPS = 4
 STEP, AHEAD = 32, 2  # tiles per read of a filter program, and reads in flight
@@ -44,10 +42,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
         logits = logits.contiguous()
     out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[0]:
-        if sampling.all_greedy:
-            _greedy(logits, sampling.num_ids, out)
-        else:
-            _draw(logits, _contiguous(sampling), out)
+        _draw(logits, _contiguous(sampling), out)
     return out
 
 
@@ -61,21 +56,6 @@ def _contiguous(sampling: SamplingTensors) -> SamplingTensors:
         min_p=sampling.min_p.contiguous(),
         seeds=sampling.seeds.contiguous(),
         positions=sampling.positions.contiguous(),
-    )
-
-
-def _greedy(logits: torch.Tensor, num_ids: int | None, out: torch.Tensor) -> None:
-    rows, vocabulary = logits.shape
-    chunks = cdiv(vocabulary if num_ids is None else num_ids, CHUNK)
-    sizes = (logits.stride(0), vocabulary, num_ids, chunks)
-    best = torch.empty(rows, chunks, dtype=torch.float32, device=logits.device)
-    best_id = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
-    options = dependent_launch(logits)
-    chunk_argmax_kernel[(rows, chunks)](
-        logits, best, best_id, *sizes, CHUNK, num_warps=4, **options
-    )
-    row_argmax_kernel[(rows,)](
-        best, best_id, out, chunks, next_power_of_2(chunks), num_warps=1, **options
     )
 
 
