@@ -1,5 +1,6 @@
 """benchmarks/quantized_accuracy.py: what its checkpoints hold, and which figures are larger."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -88,3 +89,51 @@ def test_more_bits_are_nearer(benchmark, tmp_path) -> None:
         assert math.isfinite(each["largest_kl"])
         if name.startswith(("W4", "AWQ", "GPTQ")):
             assert each["layers_of_bf16"] < 0.3
+
+
+LABELS = {  # by the name of a form of the trained checkpoint: the demo's, and the table's
+    "fp32": ("fp32", "fp32, for comparison"),
+    "W8A16, groups of 128": ("W8A16, groups of 64", "W8A16, groups of 128 (demo: 64)"),
+    "GGUF Q8_0": ("GGUF Q8_0", "GGUF Q8_0"),
+    "W8A8": ("W8A8", "W8A8"),
+    "fp8 made while loading": ("fp8 made while loading", 'fp8, `quantization="fp8"`'),
+    "fp8, a scale per matrix": ("fp8, a scale per matrix", "fp8, a scale per matrix"),
+    "fp8, blocks of 128": (None, "fp8, blocks of 128 x 128"),
+    "GGUF Q5_1": ("GGUF Q5_1", "GGUF Q5_1"),
+    "GGUF Q5_0": ("GGUF Q5_0", "GGUF Q5_0"),
+    "GGUF Q4_1": ("GGUF Q4_1", "GGUF Q4_1"),
+    "AWQ, groups of 32": ("AWQ, groups of 32", "AWQ, groups of 32"),
+    "GGUF Q4_0": ("GGUF Q4_0", "GGUF Q4_0"),
+    "W4A16, groups of 32": ("W4A16, groups of 32", "W4A16, groups of 32"),
+    "AWQ, groups of 128": ("AWQ, groups of 64", "AWQ, groups of 128 (demo: 64)"),
+    "GPTQ, 4 bits, groups of 128": (
+        "GPTQ, 4 bits, groups of 64", "GPTQ, 4 bits, groups of 128 (demo: 64)",
+    ),
+    "W4A16, groups of 128": ("W4A16, groups of 64", "W4A16, groups of 128 (demo: 64)"),
+}  # fmt: skip
+
+
+def test_the_table_has_the_figures_of_the_results() -> None:
+    trained, demo = (
+        json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+        for name in ("quantized_accuracy_trained", "quantized_accuracy")
+    )
+    assert trained["places"] == demo["places"] == 2000
+    assert trained["forms"].keys() == LABELS.keys() | {"bf16"}
+    others = {other for other, _ in LABELS.values() if other}
+    assert demo["forms"].keys() == others | {"bf16", "its own file"}
+    page = (ROOT / "docs" / "quantization.md").read_text()
+    for name, (other, label) in LABELS.items():
+        cells = [label, f"{trained['forms'][name]['layers_of_bf16']:.2f}"]
+        for figures in (trained["forms"][name], demo["forms"].get(other)):
+            cells += thousandths(figures) if figures else ["-", "-"]
+        line = f"| {' | '.join(cells)} |"
+        assert line in page.splitlines(), line
+    own = demo["forms"]["its own file"]
+    assert "KL {}, the same token at {}".format(*thousandths(own)) in page
+
+
+def thousandths(figures) -> list[str]:
+    """The KL divergence in 0.001 nats, and the agreement."""
+    kl = float(f"{1e3 * figures['mean_kl']:.2g}")
+    return [f"{kl:g}", f"{figures['agreement_percent']:.1f} %"]
