@@ -62,6 +62,8 @@ class Completion:
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
         self._stops = _stop_search(params, place)
+        self.is_plain = self._stops is None and self._logprobs is None
+        """Its tokens have nothing beside them, and their text is made when it is read."""
         self.begun: Begun | None = None
         """Where the update that does not count yet began; None if there is none."""
         self._pieces: list[str] = []
@@ -152,14 +154,16 @@ class Completion:
     def _output(self, text: str, first: int) -> CompletionOutput:
         """A text, and the tokens from `first` on."""
         columns = self._logprobs
-        return CompletionOutput(
-            index=self.index,
-            text=text,
-            token_ids=self.token_ids[first:],
-            cumulative_logprob=None if columns is None else columns.cumulative(),
-            logprobs=None if columns is None else columns.reader(self._token_text, first),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+        return CompletionOutput.of(
+            {
+                "index": self.index,
+                "text": text,
+                "token_ids": self.token_ids[first:],
+                "cumulative_logprob": None if columns is None else columns.cumulative(),
+                "_logprobs": None if columns is None else columns.reader(self._token_text, first),
+                "finish_reason": self.finish_reason,
+                "stop_reason": self.stop_reason,
+            }
         )
 
     def begin(self) -> None:
@@ -214,9 +218,12 @@ class Completion:
             self._resume()
         self._is_ahead = True
         piece = detokenizer.push(self.token_ids[self._num_read : position])
-        stop = self._show(piece, position)
+        stop = stopping = None
+        if self._stops is None:  # `_show` without a call: this is done for every token
+            self._pieces.append(piece)
+        else:
+            stop, stopping = self._show(piece, position), self._stops.state
         num_pieces, decoding = len(self._pieces), detokenizer.state
-        stopping = None if self._stops is None else self._stops.state
         # One statement without a call: an interrupt finds all of it done, or nothing.
         self._num_read, self._num_pieces, self._stopping, self._decoding, self._is_ahead = (
             position,

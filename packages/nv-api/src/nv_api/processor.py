@@ -156,6 +156,10 @@ class Processor:
         update = updates[0]
         request = self._requests.get(update.request_id)
         completion = None if request is None else request.completions[update.index]
+        if request is not None and completion is not None and request.only_adds(update, completion):
+            # nearly always; one statement without a call: an interrupt finds both done or none
+            completion.token_ids[END], updates[FIRST] = update.token_ids, ()
+            return
         if request is None or completion is None or completion.finished:
             del updates[0]
         else:

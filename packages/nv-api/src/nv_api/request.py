@@ -49,6 +49,17 @@ class Request:
         """True once every completion has ended."""
         return self._have_ended()
 
+    def only_adds(self, update: "SequenceUpdate", completion: Completion) -> bool:
+        """Whether an update only adds tokens to its completion, which runs."""
+        return (
+            update.finish_reason is None
+            and self._first_token_time is not None
+            and completion.is_plain
+            and completion.finish_reason is None
+            and completion.begun is None
+            and update.prompt_logprobs is None
+        )
+
     def update(self, update: "SequenceUpdate") -> bool:
         """Apply an update to its completion, which does not count it yet; True if that ends."""
         completion = self.completions[update.index]

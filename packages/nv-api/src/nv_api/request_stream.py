@@ -125,6 +125,8 @@ class RequestStream:
                 room = self._take(deltas)
         except Exception as error:  # of one request: the step goes on for the others
             failure = error
+        if room is None and failure is None and self._error is None and self._running:
+            return  # nearly always
         if self._busy.done():  # the taker has ended the request, which handed on the rest
             return
         if failure is not None:
@@ -133,12 +135,8 @@ class RequestStream:
             self._busy.set_result(room)
 
     def _deltas(self) -> list[CompletionOutput]:
-        deltas = []
-        for completion in tuple(self._running):
-            if not completion.has_news:
-                continue
-            delta = completion.delta()
+        deltas = [each.delta() for each in self._running if each.has_news]
+        for delta in deltas:
             if delta.finish_reason is not None:
-                self._running.remove(completion)
-            deltas.append(delta)
+                self._running.remove(self.request.completions[delta.index])
         return deltas

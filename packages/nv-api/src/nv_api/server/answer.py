@@ -142,10 +142,14 @@ class Answer(Response):
     ) -> None:
         """Send events as they come; an error from here on is an event too."""
         stream = EventStream(send, self._more_headers, guard.writer)
+        push, write = events.push, stream.write
 
         def take(number: int, deltas: Sequence[CompletionOutput]) -> Awaitable[None] | None:
-            new = b"".join([events.push(number, delta) for delta in deltas])
-            return stream.write(new) if new else None
+            if len(deltas) == 1:  # nearly always
+                new = push(number, deltas[0])
+            else:
+                new = b"".join([push(number, delta) for delta in deltas])
+            return write(new) if new else None
 
         await stream.begin()
         seconds = self._service.options.ping_interval

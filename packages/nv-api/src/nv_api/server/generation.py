@@ -130,7 +130,7 @@ class Generation:
         def each(deltas: Sequence[CompletionOutput]) -> Awaitable[object] | None:
             timing.note(deltas, clock())
             for delta in deltas:
-                if delta.finish_reason in FAILURES:
+                if delta.finish_reason is not None and delta.finish_reason in FAILURES:
                     raise failed(f"the engine failed on this request: {delta.stop_reason}")
                 if thoughts:
                     thoughts[delta.index].push(delta.token_ids)

@@ -4,7 +4,7 @@ Owns the order of a stream: status and headers, then events. Never makes an even
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -45,19 +45,13 @@ class EventStream:
     ) -> None:
         self._send = send
         self._headers = [*HEADERS, *headers]
-        self._writer = writer
-        self._num_writes = 0
+        self._writer = writer or _Sender(send)
+        self.write: Callable[[bytes], Awaitable[None] | None] = self._writer.write
+        """Send events; await what it returns before the next, until when the buffer is full."""
 
     async def begin(self) -> None:
         """Send status and headers."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-
-    def write(self, events: bytes) -> Awaitable[None] | None:
-        """Send events; await what it returns before the next, until when the buffer is full."""
-        self._num_writes += 1
-        if self._writer is not None:
-            return self._writer.write(events)
-        return self._send({"type": "http.response.body", "body": events, "more_body": True})
 
     async def end(self, events: bytes) -> None:
         """Send the last events and end the stream."""
@@ -67,7 +61,20 @@ class EventStream:
         """Write a comment whenever nothing else was written for so long."""
         seen = -1
         while True:
-            if seen == self._num_writes and (room := self.write(PING)) is not None:
+            if seen == self._writer.num_writes and (room := self.write(PING)) is not None:
                 await room
-            seen = self._num_writes
+            seen = self._writer.num_writes
             await asyncio.sleep(seconds)
+
+
+class _Sender:
+    """As StreamWriter, with the ASGI `send` of a server that is not ours."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.num_writes = 0
+
+    def write(self, part: bytes) -> Awaitable[None]:
+        """Write a part; await what it returns before the next."""
+        self.num_writes += 1
+        return self._send({"type": "http.response.body", "body": part, "more_body": True})

@@ -27,6 +27,8 @@ class StreamWriter:
         self._flow = cycle.flow
         self._write = cycle.transport.write
         self._drain = drain or cycle.flow.drain
+        self.num_writes = 0
+        """Parts that were written."""
 
     def watched(self, watch: Callable[[Drain], Drain]) -> "StreamWriter":
         """The same, whose waits are watched."""
@@ -38,6 +40,7 @@ class StreamWriter:
         Returns:
             Something to await before the next part if the client does not read; otherwise None.
         """
+        self.num_writes += 1
         if self._cycle.disconnected:
             return None
         self._write(b"%x\r\n%b\r\n" % (len(part), part))

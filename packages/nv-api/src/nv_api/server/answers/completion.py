@@ -145,14 +145,12 @@ class CompletionEvents(EndsWithDone):
 
     def push(self, number: int, delta: CompletionOutput) -> bytes:
         """The events of a delta: its text and its end."""
-        if self._prefixes is not None:
-            index = self._choices.index(number, delta)
-            text = delta.text
-            events = self._prefixes[index] + orjson.dumps(text) + self._suffix if text else b""
-            if delta.finish_reason is None:
-                return events
-            return events + self._end(index, delta.finish_reason, delta.stop_reason)
-        return self._full(number, delta)
+        if self._prefixes is None:
+            return self._full(number, delta)
+        index = self._choices.index(number, delta)
+        text, reason = delta.text, delta.finish_reason
+        events = self._prefixes[index] + orjson.dumps(text) + self._suffix if text else b""
+        return events if reason is None else events + self._end(index, reason, delta.stop_reason)
 
     def end(self, usage: Usage) -> bytes:
         """The chunk with the usage, if it was asked for."""
