@@ -82,6 +82,25 @@ CASES = {
 }  # fmt: skip
 """Fields beside SIZES, by the beginning of the architecture's name."""
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CARD_DIM = 64
+"""The least head_dim of the kernels of attention on a card."""
+
+
+def card_sizes(name: str) -> dict[str, object]:
+    """Fields with which the heads of an architecture are long enough for a card's kernels."""
+    sizes: dict[str, object] = {"hidden_size": CARD_DIM * SIZES["num_attention_heads"]}
+    if "head_dim" in CASES[name]:
+        sizes["head_dim"] = CARD_DIM
+    if name == "Gemma2":
+        sizes["final_logit_softcapping"] = 20.0  # with 3 nearly all logits are 3 in bf16
+    if name == "OPT":
+        sizes["word_embed_proj_dim"] = sizes["hidden_size"]
+    if name == "Phi3":
+        count = int(CARD_DIM * LONGROPE["partial_rotary_factor"]) // 2
+        factors = {"short_factor": 0.05, "long_factor": 0.7}
+        lists = {key: [1.0 + step * i for i in range(count)] for key, step in factors.items()}
+        sizes["rope_parameters"] = {**LONGROPE, **lists}
+    return sizes
 
 
 @torch.no_grad()
@@ -102,13 +121,15 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(noise * 1.5 / parameter.shape[-1] ** 0.5)
 
 
-def write_tiny_model(folder: Path, name: str, **overrides: object) -> Path:
-    """Write the random checkpoint of an architecture, in fp32."""
+def write_tiny_model(
+    folder: Path, name: str, dtype: torch.dtype = torch.float32, **overrides: object
+) -> Path:
+    """Write the random checkpoint of an architecture."""
     config_class = getattr(transformers, CONFIGS.get(name, f"{name}Config"))
     config = config_class(**{**SIZES, **CASES[name], **overrides})
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     randomize(model, 0)
-    model.save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     return folder
 
 
