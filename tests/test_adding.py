@@ -221,7 +221,7 @@ def with_diffs(
 
 
 def output_of(script: str, environment: dict[str, str], *arguments: object) -> str:
-    """What a script prints with the changed packages."""
+    """The output of a script with the changed packages."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

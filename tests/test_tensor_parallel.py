@@ -8,7 +8,7 @@ from tiny_checkpoint import make
 
 
 @pytest.mark.slow
-def test_n46_two_ranks_say_what_one_says(tmp_path: Path) -> None:
+def test_n46_two_ranks_answer_as_one(tmp_path: Path) -> None:
     """The vocabulary of 258 does not divide: it is padded."""
     checkpoint = str(make(tmp_path))
     prompts = [("the quick brown fox jumps over the lazy dog " * 10)[:n] for n in (255, 300, 400)]

@@ -20,7 +20,7 @@ def environment(served):
 
 
 class TestChatOpenAI(ChatModelIntegrationTests):
-    """What a model says here is random, so no test depends on it."""
+    """The answers here are random, so no test depends on them."""
 
     @property
     def chat_model_class(self):

@@ -1,4 +1,4 @@
-"""What a chat template may write and count, and that its bounds change nothing else."""
+"""The bounds of a chat template's writing and counting, which change nothing else."""
 
 import time
 

@@ -72,7 +72,7 @@ def ask(llm, stop):
 
 
 def kept(llm, monkeypatch):
-    """What becomes of every request, as `RequestOutput`s, for what `step` leaves out."""
+    """The end of every request, as `RequestOutput`s, for what `step` leaves out."""
     made = []
     original = llm._session._processor._request
 

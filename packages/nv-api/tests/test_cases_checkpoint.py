@@ -1,4 +1,4 @@
-"""Conformance cases of checkpoints: what cannot be loaded says so, the rest is transformers'."""
+"""Conformance cases of checkpoints: what cannot be loaded is refused, the rest is transformers'."""
 
 import json
 
@@ -94,13 +94,13 @@ def test_an_unsupported_architecture_names_the_supported_ones(folder):
         start(folder)
 
 
-@pytest.mark.parametrize(("change", "said"), [(1, "is missing"), (-1, "is unexpected")])
-def test_another_number_of_layers_is_told_by_its_tensors(folder, change, said):
+@pytest.mark.parametrize(("change", "problem"), [(1, "is missing"), (-1, "is unexpected")])
+def test_another_number_of_layers_is_found_by_its_tensors(folder, change, problem):
     """N43: and not by the tokenizer, which is loaded first."""
     num_layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
     edit_config(folder, num_hidden_layers=num_layers + change)
     layer = num_layers + min(change, 0)
-    with pytest.raises(ValueError, match=rf"layers.{layer}.self_attn.q_proj.weight .* {said}"):
+    with pytest.raises(ValueError, match=rf"layers.{layer}.self_attn.q_proj.weight .* {problem}"):
         start(folder)
 
 
@@ -218,11 +218,11 @@ def test_fp32_greedy_is_transformers(shaped):
 
 @pytest.mark.filterwarnings("ignore:The explicitly set RoPE scaling factor")
 def test_bf16_greedy_is_transformers_up_to_rounding(shaped):
-    """N45: a token is transformers' next one, or no further behind than its own errors reach.
+    """N45: a token is transformers' next one, or below it by no more than its own errors reach.
 
     Rounding order depends on the processor. While our logits were rounded to bf16 too, over three
     seeds of these checkpoints 3,837 of 3,840 tokens were the likeliest on a processor with AMX and
-    3 one step behind; with AVX2 3,816, and 5 two or three behind. There transformers' two
+    3 one step below; with AVX2 3,816, and 5 two or three below. There transformers' two
     attentions differ more (3,804 and 9), and by the same weights in fp32 53 of our tokens are not
     the likeliest, and 55 of its.
     """
@@ -241,8 +241,8 @@ def test_bf16_greedy_in_a_batch_is_transformers_up_to_rounding(shaped):
     """N45: as above in one of the two ways in which transformers computes the same logits.
 
     A product of other shape, such as a batch's, sums in another order. transformers' own tokens,
-    decoded over its cache, are two steps behind in its own forward of all tokens at once in 3 of
-    3,840 (2 with AVX2), seven more (11) are one behind.
+    decoded over its cache, are two steps below the likeliest in its own forward of all tokens at
+    once in 3 of 3,840 (2 with AVX2), seven more (11) are one below.
     """
     model = transformers_model(shaped, torch.bfloat16)
     for prompt, tokens in zip(PROMPTS, complete(shaped, dtype="bfloat16"), strict=True):

@@ -54,7 +54,7 @@ def test_a_tokenizer_that_is_code_alone_is_refused(own_tokenizer, monkeypatch):
         LLM(str(own_tokenizer), device="cpu", num_kvcache_blocks=4)
 
 
-def test_an_unsupported_architecture_is_said_first(own_tokenizer):
+def test_an_unsupported_architecture_is_reported_first(own_tokenizer):
     config = json.loads((own_tokenizer / "config.json").read_text())
     config |= {"architectures": ["OwnForCausalLM"], "model_type": "own"}
     (own_tokenizer / "config.json").write_text(json.dumps(config))
@@ -105,12 +105,12 @@ def test_the_command_fails_with_a_sentence(checkpoint, monkeypatch, command):
     assert "CUDA out of memory" in result.stderr
 
 
-def test_a_pool_larger_than_the_memory_says_how_much_fits(checkpoint):
+def test_a_pool_larger_than_the_memory_is_refused_with_what_fits(checkpoint):
     with pytest.raises(ValueError, match=r"num_kvcache_blocks=1000000000 needs .*use at most"):
         LLM(str(checkpoint), device="cpu", num_kvcache_blocks=10**9)
 
 
-def test_ctrl_c_waits_until_the_step_has_reached_everybody(checkpoint, monkeypatch):
+def test_ctrl_c_waits_until_the_step_has_reached_every_request(checkpoint, monkeypatch):
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     with LLM(str(checkpoint), device="cpu", num_kvcache_blocks=8) as llm:
         (expected,) = llm.generate("bystander", params, use_tqdm=False)

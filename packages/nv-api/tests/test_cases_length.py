@@ -40,7 +40,7 @@ def test_b13_a_scaled_rope_takes_prompts_of_its_length(scaled, rope, own, asked)
             llm.generate([[5] * own], GREEDY, use_tqdm=False)
 
 
-def test_b13_a_length_that_is_cut_is_told(scaled):
+def test_b13_a_length_that_is_cut_is_reported(scaled):
     match = r"max_model_len is 300 and the model's own length is 256"
     with pytest.warns(UserWarning, match=match) as warned:
         llm = scaled(LINEAR, max_model_len=300)

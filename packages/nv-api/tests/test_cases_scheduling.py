@@ -1,4 +1,4 @@
-"""Conformance cases of neighbours: what others do, and when, changes nobody's tokens."""
+"""Conformance cases of neighbours: what others do, and when, changes no request's tokens."""
 
 import random
 
@@ -100,7 +100,7 @@ def test_a_request_added_before_a_generate_keeps_its_result(start, truth, num_to
         assert num_held(llm) == 0
 
 
-def test_an_abort_gives_the_blocks_back_and_says_nothing_more(start, truth, depth):
+def test_an_abort_gives_the_blocks_back_and_returns_nothing_more(start, truth, depth):
     """N29: one in the middle of its prompt, one that waits, one that is unknown."""
     prompts = [prompt_of(60, seed) for seed in range(4)]
     with start(max_in_flight=depth, max_num_batched_tokens=16, max_num_seqs=2) as llm:

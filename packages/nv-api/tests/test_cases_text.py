@@ -16,7 +16,7 @@ VOCAB = 320
 EOS = 256
 EOS_TOO = 257
 PIECES = ["hell", "o", "Ġw", "ST", "OP", "x", "y", "z"]
-"""What the model says after a newline, token by token; then EOS."""
+"""The model's answer after a newline, token by token; then EOS."""
 SAID = "hello wSTOPxyz"
 
 

@@ -153,7 +153,7 @@ CALLS = (
 
 
 class Model:
-    """What a pydantic model of a call has."""
+    """The methods that a pydantic model of a call has."""
 
     def __init__(self, **fields):
         self.fields = fields
@@ -361,7 +361,7 @@ def test_what_the_template_cannot_take(scripted, engine, options, error, match):
     assert engine.num_added == 0
 
 
-def test_a_tokenizer_without_a_template_says_what_to_do(scripted):
+def test_a_tokenizer_without_a_template_is_refused_with_the_fix(scripted):
     llm = scripted()
     llm.tokenizer.chat_template = None
     with pytest.raises(ValueError, match="no chat template: pass chat_template"):

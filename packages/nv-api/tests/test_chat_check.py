@@ -1,4 +1,4 @@
-"""What is wrong with a chat template is known at load, before it makes a prompt."""
+"""Faults of a chat template are known at load, before it makes a prompt."""
 
 import json
 import shutil
@@ -131,7 +131,7 @@ def test_control_words_that_are_not_tokens_are_warned_of(check, written, lost):
         "{% if m.role != 'tool' %}{{ m.content }}{% else %}{{ raise_exception('no') }}{% endif %}",
     ],
 )
-def test_a_template_that_is_right_says_nothing(check, body):
+def test_a_template_that_is_right_gives_no_warning(check, body):
     check(IN_MESSAGES % body)
     check(None)
 

@@ -34,7 +34,7 @@ def test_generate_prints_each_prompt_with_its_completion(nv, engine):
     assert engine.closed
 
 
-def test_without_a_model_the_demo_answers_and_stderr_says_so(nv):
+def test_without_a_model_the_demo_answers_and_stderr_reports_it(nv):
     result = nv("generate", "ab", "--max-tokens", "1")
     assert (result.exit_code, result.stdout) == (0, "aba\n")
     assert DEMO_SENTENCE in result.stderr

@@ -1,4 +1,4 @@
-"""n completions of a prompt, and completions that end before anybody asked them to."""
+"""n completions of a prompt, and completions that end early."""
 
 import warnings
 
@@ -91,7 +91,7 @@ def test_a_stop_string_ends_one_completion_and_its_work(start):
     assert num_generated == len(cut.outputs[0].token_ids) + 60
 
 
-def test_a_completion_that_outgrows_the_pool_says_so_once(start):
+def test_a_completion_that_outgrows_the_pool_is_warned_of_once(start):
     sentence = "request 1 .* after 23 tokens: .* 2 blocks of 16 tokens: raise num_kvcache_blocks"
     with start(num_kvcache_blocks=2, enable_prefix_caching=False) as llm:
         prompts = [[*range(10)]] * 3

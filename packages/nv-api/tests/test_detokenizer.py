@@ -120,7 +120,7 @@ def test_the_flush_gives_what_still_waits(kind, request):
     assert (shown, last) == ([""], "\ufffd")
 
 
-def test_a_token_is_decoded_behind_those_before_it(sentence_piece):
+def test_a_token_is_decoded_after_those_before_it(sentence_piece):
     """Without context every word would be the first of a text, and begin without its space."""
     tokenizer = Tokenizer(sentence_piece)
     hello, world = sentence_piece.convert_tokens_to_ids(["▁hello", "▁world"])

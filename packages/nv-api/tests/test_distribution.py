@@ -1,8 +1,8 @@
-"""What is drawn is distributed as the parameters say: chi-square tests on fixed seeds.
+"""Draws have the distribution that the parameters ask for: chi-square tests on fixed seeds.
 
 The truth is made of the raw log-probabilities that the model reports, by definitions of a few lines
 here. Each case also names neighbours of its parameters, and the test has the power to tell them
-apart: the same draws are no sample of theirs.
+apart: the same draws are refused as a sample of theirs.
 """
 
 import pytest
@@ -54,7 +54,7 @@ def llm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def raw(llm):
-    """Log-probabilities [V] of the first token behind each prompt."""
+    """Log-probabilities [V] of the first token after each prompt."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1)
     found = []
     for output in llm.generate(PROMPTS, params, use_tqdm=False):

@@ -149,7 +149,7 @@ def test_b03_a_folder_without_an_end_is_warned_of(folder, tmp_path, kind):
     assert prepared(copy, skip_tokenizer_init=True) == []
 
 
-def test_b03_a_folder_whose_end_is_right_says_nothing(folder):
+def test_b03_a_folder_whose_end_is_right_gives_no_warning(folder):
     assert prepared(folder) == []
 
 

@@ -80,7 +80,7 @@ def test_a_stop_string_leaves_no_block_held(llm):
     assert llm.is_finished()
 
 
-def test_cached_tokens_are_told_until_the_cache_is_reset(llm):
+def test_cached_tokens_are_reported_until_the_cache_is_reset(llm):
     prompt = list(range(100, 140))
     llm.reset_prefix_cache()
     num_cached = []

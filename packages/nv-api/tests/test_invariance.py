@@ -53,7 +53,7 @@ def run(llm, requests):
 
 @pytest.fixture(scope="module")
 def alone(start):
-    """What each gives with nobody beside it, in an engine without any shortcut."""
+    """The output of each alone, in an engine without any shortcut."""
     with start(max_in_flight=0, enable_prefix_caching=False) as llm:
         return [run(llm, [request])[0] for request in REQUESTS]
 

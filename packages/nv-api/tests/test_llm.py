@@ -48,13 +48,13 @@ def test_prompts_of_every_form(scripted, engine, burst):
         ids,
         {"prompt": "hi"},
         {"prompt_token_ids": ids},
-        {"prompt": "told", "prompt_token_ids": ids},
+        {"prompt": "given", "prompt_token_ids": ids},
     ]
     for form in forms:
         assert [o["text"] for o in llm.generate(form, use_tqdm=False)] == ["hi"]
     outputs = llm.generate(forms, use_tqdm=False)
     assert [o["text"] for o in outputs] == ["hi"] * 5
-    assert [o.prompt for o in outputs] == ["hi", None, "hi", None, "told"]
+    assert [o.prompt for o in outputs] == ["hi", None, "hi", None, "given"]
     assert llm.generate([], use_tqdm=False) == []
 
 
@@ -125,7 +125,7 @@ def test_a_bad_prompt_raises_before_any_work(scripted, engine, bad):  # N06, N07
     assert llm.is_finished()
 
 
-def test_an_interrupt_leaves_nothing_behind(scripted, engine):  # N08
+def test_an_interrupt_leaves_no_trace(scripted, engine):  # N08
     llm = scripted()
     engine.interrupt_at_step = 2
     with pytest.raises(KeyboardInterrupt):
@@ -260,7 +260,7 @@ def test_without_a_tokenizer_ids_go_in_and_out(scripted):
         llm.get_tokenizer()
 
 
-def test_what_is_not_built_says_so(scripted):
+def test_what_is_not_built_is_refused(scripted):
     llm = scripted()
     calls = {
         "lora_request": lambda: llm.generate("x", lora_request=object()),

@@ -65,7 +65,7 @@ def test_n39_logprobs_of_every_completion(llm, truth):
         check(others, truth(prompt)[:-1], prompt[1:], 2, llm.tokenizer.decode)
 
 
-def test_a_cached_prompt_says_as_much(llm):
+def test_a_cached_prompt_has_the_same_logprobs(llm):
     prompt = list(range(60, 100))
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=1)
     first, second = (llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2))

@@ -93,7 +93,7 @@ def test_what_makes_no_difference_is_accepted_with_one_warning():
     assert asked == parse("m", {})
 
 
-def test_remote_code_is_never_run_and_says_so():
+def test_remote_code_is_never_run_and_a_warning_reports_it():
     with pytest.warns(UserWarning, match="never run"):
         parse("m", {"trust_remote_code": True})
 
@@ -175,7 +175,7 @@ def test_an_unknown_option_near_to_none():
     ("name", "value"),
     [("enable_lora", True), ("speculative_config", {"model": "x"})],
 )
-def test_what_is_not_built_yet_says_so(name, value):
+def test_what_is_not_built_yet_is_refused(name, value):
     with pytest.raises(NotImplementedError, match=f"{name}=.* is not built yet: leave {name}"):
         parse("m", {name: value})
 

@@ -5,7 +5,7 @@ from tqdm import tqdm
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when a test lets them."""
 
     now = 0.0
 

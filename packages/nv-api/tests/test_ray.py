@@ -33,7 +33,7 @@ def llm(checkpoint):
 
 
 def said(llm, prompts, **changes):
-    """What generate says, as lists of columns."""
+    """The outputs of generate, as lists of columns."""
     outputs = llm.generate(prompts, SamplingParams(**GREEDY | changes), use_tqdm=False)
     return [
         (o.outputs[0].text, o.outputs[0].token_ids, o.outputs[0].finish_reason) for o in outputs
@@ -83,7 +83,7 @@ def test_a_row_has_parameters_of_its_own_as_columns_bring_them(predictor, llm):
     assert columns(batch)[2] == said(llm, ["hello"])[0]
 
 
-def test_a_row_that_is_no_request_says_so_and_stops_nobody(predictor, llm):
+def test_a_row_that_is_not_a_request_is_reported_and_stops_no_other(predictor, llm):
     prompts = objects("hello", "", "x" * 500, None, "a", "b", "c")
     own = objects(None, None, None, None, {"top_p": 7}, {"top_q": 1}, {"n": 2})
     batch = predictor({"prompt": prompts, "sampling_params": own})

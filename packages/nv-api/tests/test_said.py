@@ -1,4 +1,4 @@
-"""What a model says: thoughts, content and calls, however its text is cut."""
+"""The parts of an answer: thoughts, content and calls, however its text is cut."""
 
 import json
 import re

@@ -24,7 +24,7 @@ def first_end(text, stops):
 
 
 def run(stops, pieces, **kwargs):
-    """What was shown after each piece, and the stop string found."""
+    """The text shown after each piece, and the stop string found."""
     search, shown = StopStrings(tuple(stops), **kwargs), []
     for piece in pieces:
         text, stop = search.push(piece)
@@ -35,7 +35,7 @@ def run(stops, pieces, **kwargs):
 
 
 @given(stops=st.lists(words, min_size=1, max_size=3), pieces=st.lists(st.text("abc", max_size=5)))
-def test_the_text_ends_where_the_definition_says(stops, pieces):
+def test_the_text_ends_where_the_definition_ends_it(stops, pieces):
     text = "".join(pieces)
     expected = first_end(text, stops)
     cut, cut_stop = run(stops, pieces)

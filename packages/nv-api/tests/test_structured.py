@@ -91,7 +91,7 @@ def mixed():
 
 @pytest.fixture(scope="module")
 def alone(llm):
-    """What each of the mixed requests says when nobody is beside it."""
+    """The answers of the mixed requests, each alone."""
     return [run(llm, f"prompt {i}", params)[0].outputs for i, params in enumerate(mixed())]
 
 
@@ -380,7 +380,7 @@ def test_thousands_of_rules_that_name_the_next_do_not_end_the_process(llm):
         assert output.outputs[0].finish_reason in ("stop", "length")
 
 
-def test_a_compile_past_its_deadline_is_refused_and_holds_nobody(llm, monkeypatch):
+def test_a_compile_past_its_deadline_is_refused_and_holds_no_other(llm, monkeypatch):
     monkeypatch.setattr("nv_api.structured.COMPILE_SECONDS", 0.05)
     pattern = " & ".join(f"/.*{i}.*/" for i in range(60))
     asked = StructuredOutputsParams(grammar=f"start: X\nX: {pattern}")
@@ -450,7 +450,7 @@ LETTER = "[a-c]"
         ('root ::= "start: a" | "::="', "start: a|::="),
     ],
 )
-def test_b15_lark_and_gbnf_are_told_apart(llm, grammar, expected):
+def test_b15_lark_and_gbnf_are_distinguished(llm, grammar, expected):
     asked = StructuredOutputsParams(grammar=grammar)
     (output,) = run(llm, "a", SamplingParams(max_tokens=40, structured_outputs=asked, seed=1))
     assert output.outputs[0].finish_reason == "stop", output.outputs[0].stop_reason
@@ -540,7 +540,7 @@ def test_a_grammar_is_compiled_once_and_speaks_in_bytes_or_pieces(sentence_piece
         ({"choice": ["a<|im_end|>b"]}, r"a<\|im_end\|>b"),
     ],
 )
-def test_text_that_an_added_token_spells_is_said_in_plain_tokens(llm, fields, text):
+def test_text_that_an_added_token_spells_is_written_in_plain_tokens(llm, fields, text):
     params = SamplingParams(
         max_tokens=40, structured_outputs=StructuredOutputsParams(**fields), temperature=1.0, seed=1
     )

@@ -10,7 +10,7 @@ from nv_models.locate import TOKENIZER_FILES
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
-def test_a_folder_without_tokenizer_files_says_what_to_do(tmp_path):
+def test_a_folder_without_tokenizer_files_is_refused_with_the_fix(tmp_path):
     with pytest.raises(FileNotFoundError, match="tokenizer=…, or pass skip_tokenizer_init=True"):
         load_tokenizer(tmp_path)
 
@@ -74,7 +74,7 @@ def test_16_no_file_in_place_of_a_file(folder, tmp_path, name, kind):
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError, ValueError])
-@pytest.mark.parametrize("name", ["nobody/nothing", "gpt2"])
+@pytest.mark.parametrize("name", ["missing/missing", "gpt2"])
 def test_a_hub_name_out_of_reach(monkeypatch, error, name):
     """It is asked for once; transformers would ask for each file, and again and again."""
     asked = []
@@ -144,7 +144,7 @@ def damaged(folder, tmp_path):
         ("tokenizer_config.json", json.dumps({"eos_token": 5})),
     ],
 )
-def test_damaged_files_say_whose_they_are_and_what_to_do(damaged, name, content):
+def test_damaged_files_are_refused_with_their_folder_and_the_fix(damaged, name, content):
     place = damaged(name, content)
     with pytest.raises(ValueError, match=r"are not a tokenizer .*: download them again") as error:
         load_tokenizer(place)

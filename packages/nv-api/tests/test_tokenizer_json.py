@@ -378,7 +378,7 @@ def test_b23_tokenizer_model_needs_sentencepiece(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "qwen.tiktoken", "tiktoken.model"])
-def test_b23_a_file_of_tiktoken_does_not_say_how_a_text_is_cut(tmp_path, name):
+def test_b23_a_file_of_tiktoken_leaves_open_how_a_text_is_cut(tmp_path, name):
     (tmp_path / name).write_bytes(b"IQ== 0\nIg== 1\n")
     with pytest.raises(ValueError, match=f"{name} is a file of tiktoken, .*put the model's token"):
         load_tokenizer(tmp_path)
@@ -474,7 +474,7 @@ def test_16_a_bpe_without_merges_is_refused(merged):
         (lambda _: [], {"ignore_merges": True}),
     ],
 )
-def test_16_merges_that_make_the_words_say_nothing(merged, merges, model, recwarn):
+def test_16_merges_that_make_the_words_give_no_warning(merged, merges, model, recwarn):
     load_tokenizer(merged(merges, **model))
     assert not recwarn.list
 

@@ -138,7 +138,7 @@ class Rows:
 
 
 def decoding_rows(slots, slots_R, block_size):
-    """What a step reads in which each slot's newest token is computed."""
+    """The rows that a step reads in which each slot's newest token is computed."""
     from_slot_R = torch.full_like(slots_R, FROM_SLOT)
     starts = torch.arange(len(slots_R) + 1, device=slots_R.device)
     sizes = {"num_decodes": len(slots_R), "block_size": block_size, "padding": slots.padding}

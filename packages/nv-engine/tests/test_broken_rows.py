@@ -1,4 +1,4 @@
-"""A row whose logits hold NaN ends its own request, says why, and leaves nothing behind."""
+"""A row whose logits hold NaN ends its own request, with the reason, and leaves no trace."""
 
 import shutil
 
@@ -97,7 +97,7 @@ def check(folder, device, **options):
     )
     tokens, said, finish_reason, _ = finish(engine)[late, 0]
     assert (tokens, [each.token_ids for each in said], finish_reason) == ([BAD], [[BAD]], "error")
-    # Nothing behind the damage is found by a later request; what is before it may be.
+    # Nothing after the damage is found by a later request; what is before it may be.
     engine.add(EngineRequest([*BROKEN[:40], 5], SamplingParams(**rest)))
     (update,) = [u for _ in range(9) if engine.has_unfinished for u in engine.step().updates][:1]
     assert update.num_cached_tokens <= 16

@@ -74,7 +74,7 @@ def test_plain_rows_ask_for_nothing_in_any_company():
     assert rows.inputs()[2].num_logprobs is None
 
 
-def test_moved_tables_are_told():
+def test_moved_tables_are_reported():
     rows = Rows(["plain"])
     assert not rows.admit([(3, params_of("plain"), [5], [])])
     assert rows.admit([(3, params_of("penalties"), [5], [])])
@@ -111,7 +111,7 @@ def test_slots_without_a_row_read_the_neutral_one_however_a_table_grew(first):
         assert table.rows(torch.arange(20)).tolist() == expected
 
 
-def test_tables_take_what_the_docs_say():
+def test_tables_take_the_bytes_of_the_docs():
     """4 bytes a token of the vocabulary and a slot for penalties, 1 for allowed tokens."""
     num_slots, vocab_size = 40, 5000
     rows = Slots(num_slots, 4, CPU).tables

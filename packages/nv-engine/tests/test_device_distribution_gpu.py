@@ -1,9 +1,9 @@
-"""What the card draws is distributed as the parameters say: chi-square tests on fixed seeds.
+"""A card's draws have the distribution that is asked for: chi-square tests on fixed seeds.
 
 Marked gpu. Draws go through the engine's sampler: tables, flags, `nk.sample`. The truth is computed
 in float64 from the same logits by definitions of a few lines. Each case also names neighbours of
-its parameters, and the test has the power to tell them apart: the same draws are no sample of
-theirs.
+its parameters, and the test has the power to tell them apart: the same draws are refused as a
+sample of theirs.
 """
 
 import pytest

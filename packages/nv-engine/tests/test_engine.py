@@ -79,7 +79,7 @@ def test_n_completions_are_n_requests_with_the_derived_keys(checkpoint, length):
     engine.close()
 
 
-def test_n33_a_seeded_draw_depends_on_nobody(checkpoint):
+def test_n33_a_seeded_draw_depends_on_no_other(checkpoint):
     params = SamplingParams(seed=42, max_tokens=24, ignore_eos=True)
     alone, _ = run(checkpoint, PROMPTS[:1], params)
     for options in ({}, {"num_kvcache_blocks": 7}, {"max_in_flight": 0, "max_burst": 3}):
@@ -130,7 +130,7 @@ def run_each(checkpoint, requests, **options):
 
 @pytest.fixture(scope="module")
 def generated(checkpoint):
-    """What transformers generates greedily under each control, EOS not among the ends."""
+    """The greedy tokens of transformers under each control, EOS not among the ends."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     found = []
     for prompt, (_, options) in zip(CONTROL_PROMPTS, CONTROLS.values(), strict=True):
@@ -159,7 +159,7 @@ def test_controls_in_one_batch_equal_transformers(checkpoint, generated, options
     assert run_each(checkpoint, requests, **options) == generated
 
 
-def test_drawn_controls_depend_on_nobody(checkpoint):
+def test_drawn_controls_depend_on_no_other(checkpoint):
     """All at once, with n 2, preempted and overlapped: the draws of a request alone."""
     words = [[token, other] for token in range(5, 50) for other in range(5, 50)]
     fields = (

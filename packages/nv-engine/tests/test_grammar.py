@@ -55,7 +55,7 @@ def test_masks_are_kept_by_slot_and_leave_others_alone():
     assert allowed(tables, 0, 1, 2, 20) == [everything, everything, [0, 31, 32, 49], everything]
     assert tables.update(Batch((), (asked(12),), masks=(TokenMask(12, bits(7)),)))  # it grew
     assert allowed(tables, 2, 12, 19) == [[0, 31, 32, 49], [7], everything]
-    tables.update(Batch((), (admission(2),)))  # the slot is somebody else's
+    tables.update(Batch((), (admission(2),)))  # the slot is another sequence's
     assert allowed(tables, 2, 12) == [everything, [7]]
     assert not any(tables.controls.flags([2, 3]))
     assert tables.controls.flags([2, 12]).grammar
@@ -159,6 +159,6 @@ def test_a_grammar_is_asked_for_in_one_of_five_ways():
         ("json_object", '{"type": "object"}', False),
     ]
     assert len(set(sources)) == 5  # they can be looked up
-    assert pickle.loads(pickle.dumps(asked(1))) == asked(1)  # other ranks are told
+    assert pickle.loads(pickle.dumps(asked(1))) == asked(1)  # it is sent to other ranks
     with pytest.raises(ValueError, match="must be a StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})

@@ -30,7 +30,7 @@ def made(monkeypatch):
 def test_the_least_recently_used_graph_goes(made):
     graphs, captures = made
     values = array("q", [1])
-    for key in ("a", "b", "c", "a", "d"):  # b is the one that nobody has used for longest
+    for key in ("a", "b", "c", "a", "d"):  # b has not been used for longest
         assert graphs.replay(key, values, key, values) == ()
     assert [key in graphs for key in "abcd"] == [True, False, True, True]
     assert captures == ["a", "b", "c", "d", "waited"]  # the one that goes may still run

@@ -1,4 +1,4 @@
-"""What one request asks for costs its neighbours nothing: it is refused, or ends alone."""
+"""A request that asks for much costs its neighbours nothing: it is refused, or ends alone."""
 
 import random
 from contextlib import suppress

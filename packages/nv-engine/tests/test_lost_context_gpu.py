@@ -41,7 +41,7 @@ print("ended well")
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["eager", "graphs"])
-def test_a_dead_context_is_said_and_the_process_ends_by_itself(checkpoint, mode):
+def test_a_dead_context_is_reported_and_the_process_ends_by_itself(checkpoint, mode):
     command = [sys.executable, "-c", DIE, str(checkpoint), mode]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, "ended well" in ended.stdout) == (0, True), ended.stderr[-3000:]

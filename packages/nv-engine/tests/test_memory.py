@@ -115,7 +115,7 @@ def test_version_1_cgroup_binds(tmp_path: Path) -> None:
     assert available_host_memory(root) == 4 * GIB
 
 
-def test_without_cgroups_the_kernel_says(tmp_path: Path) -> None:
+def test_without_cgroups_the_kernel_reports_it(tmp_path: Path) -> None:
     assert available_host_memory(machine(tmp_path, 7 * GIB, {}, "")) == 7 * GIB
 
 

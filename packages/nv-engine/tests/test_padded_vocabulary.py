@@ -1,4 +1,4 @@
-"""Ids past the tokenizer's: drawn for those who name them, and for nobody else."""
+"""Ids past the tokenizer's: drawn for the requests that name them, and for no others."""
 
 import pytest
 from nv_engine.config import EngineConfig
@@ -62,7 +62,7 @@ def check(checkpoint, device, **options):
     assert {310, 311} & set(several) <= set(several) <= {310, 311, 3}
 
 
-def test_ids_past_the_tokenizers_are_drawn_for_those_who_name_them(checkpoint):
+def test_ids_past_the_tokenizers_are_drawn_for_requests_that_name_them(checkpoint):
     check(checkpoint, "cpu")
     check(checkpoint, "cpu", max_in_flight=2, max_burst=4, max_num_batched_tokens=20)
 

@@ -141,7 +141,7 @@ def test_values_become_plain(field: str, value: object, plain: object, is_set_la
     assert repr(getattr(params, field)) == repr(plain)
 
 
-def test_one_text_or_one_list_is_told_from_many() -> None:
+def test_one_text_or_one_list_is_not_taken_for_many() -> None:
     with pytest.raises(ValueError, match=r"bad_words is 'Paris'.*\['Paris'\]"):
         SamplingParams(bad_words="Paris")
     with pytest.raises(ValueError, match=r"bad_words_token_ids has 3.*\[3\]"):

@@ -249,7 +249,7 @@ def test_unknown_device(name: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a card")
-def test_no_card_says_so() -> None:
+def test_a_machine_without_a_card_is_an_error() -> None:
     with pytest.raises(ValueError, match='0 CUDA devices: use "cpu"'):
         choose_device("cuda", 0)
     assert choose_device("auto", 0).type == "cpu"

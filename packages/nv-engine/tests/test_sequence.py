@@ -1,4 +1,4 @@
-"""The draw keys, where a sequence ends, and who changes one."""
+"""The draw keys, where a sequence ends, and which files change one."""
 
 import ast
 from pathlib import Path

@@ -35,7 +35,7 @@ def prompt_layouts(graphs):
 
 
 def test_an_update_that_fails_half_way_leaves_no_graph(checkpoint, graphs, monkeypatch):
-    """It may have moved a table: a graph would read memory that is somebody else's."""
+    """It may have moved a table: a graph would read memory that is another table's."""
     engine = engine_of(checkpoint)
     ask(engine, 1, max_tokens=6, repetition_penalty=1.5)
     num_drops, fit = graphs[0].num_drops, SlotTable.fit

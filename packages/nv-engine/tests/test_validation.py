@@ -1,4 +1,4 @@
-"""What a model makes of parameters that are right by themselves."""
+"""Parameters that are right by themselves, and whether a model can have them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_a_prompts_ids_are_of_the_vocabulary(token: int, plain: bool) -> None:
     assert plain_prompt([0, 39], FACTS, plain=plain) == [0, 39]
 
 
-def test_a_prompt_becomes_plain_ints_unless_it_is_said_to_be() -> None:
+def test_a_prompt_becomes_plain_ints_unless_it_is_plain() -> None:
     given = [np.int64(3), True]
     assert repr(plain_prompt(given, FACTS)) == "[3, 1]"
     assert repr(plain_prompt(tuple(given), FACTS, plain=True)) == "[3, 1]"  # no list
@@ -81,7 +81,7 @@ def test_a_prompt_becomes_plain_ints_unless_it_is_said_to_be() -> None:
 
 
 def test_a_refused_list_leaves_no_trace(checkpoint: Path) -> None:
-    """Of several, the error says which; what the next ones draw is as if it had not been."""
+    """The error names the wrong one of several; the next ones draw as if it had not been."""
     engines = [Engine(EngineConfig(model=str(checkpoint), dtype="float32")) for _ in range(2)]
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
     with pytest.raises(ValueError, match=r"prompt 1: the prompt is empty"):

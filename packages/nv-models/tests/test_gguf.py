@@ -479,7 +479,7 @@ def test_tensors_begin_at_the_next_aligned_byte(tmp_path):
         assert np.array_equal(np.fromfile(file, np.float32, 8, offset=info.offset), expected)
 
 
-def test_b10_a_full_disk_is_told_with_the_folder_and_the_fix(
+def test_b10_a_full_disk_is_reported_with_the_folder_and_the_fix(
     tiny_checkpoint, write_gguf, tmp_path, monkeypatch
 ):
     def full(*args, **kwargs):

@@ -58,7 +58,7 @@ def test_B03_a_file_without_an_end_is_warned_of_at_each_load(loaded):
     assert loaded()[1] == [NONE]  # the folder is in the cache now
 
 
-def test_B03_ends_that_are_right_say_nothing(loaded):
+def test_B03_ends_that_are_right_give_no_warning(loaded):
     assert loaded()[1] == []
 
 

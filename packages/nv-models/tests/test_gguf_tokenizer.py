@@ -168,7 +168,7 @@ def test_a_vocab_size_that_is_none(tokenizer_of, vocab_size):
         tokenizer_of(metadata={"vocab_size": vocab_size})
 
 
-def test_a_vocab_size_that_is_right_says_nothing(tokenizer_of):
+def test_a_vocab_size_that_is_right_gives_no_warning(tokenizer_of):
     assert tokenizer_of(metadata={"vocab_size": 320})(TEXT) == tokenizer_of()(TEXT)
 
 

@@ -136,7 +136,7 @@ DENSE = {"in_features": 128, "out_features": 3, "activation_function": "torch.nn
         (("Pooling", "Dense"), DENSE | {"activation_function": "x.Softsign"}, "'Softsign'"),
     ],
 )
-def test_a_folder_that_is_not_supported_says_why(folder, kinds, values, sentence):
+def test_a_folder_that_is_not_supported_is_refused_with_the_reason(folder, kinds, values, sentence):
     files = {f"{i}_{kind}/config.json": values for i, kind in enumerate(kinds, 1)}
     with pytest.raises(ValueError, match=sentence):
         read(folder("Qwen3Model", {"modules.json": modules(*kinds), **files}))

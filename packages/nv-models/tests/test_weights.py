@@ -96,7 +96,7 @@ def test_known_extras_are_skipped(edited):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_16_another_head_beside_a_tied_embedding_is_told_by_one_rank(edited, dtype, rank):
+def test_16_another_head_beside_a_tied_embedding_is_reported_by_one_rank(edited, dtype, rank):
     def copied(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 

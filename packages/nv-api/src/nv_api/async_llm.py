@@ -1,7 +1,7 @@
 """AsyncLLM: prompts in, texts out, for many tasks of one event loop.
 
-Owns the front end: the requests in flight, who waits for them, and the process of the engine. Never
-steps the engine (the host does).
+Owns the front end: the requests in flight, the tasks that wait for them, and the engine's process.
+Never steps the engine (the host does).
 """
 
 import asyncio
@@ -577,7 +577,7 @@ class AsyncLLM(OneProcess):
                 LOGGER.log(level, "%s", message)
 
     def _waiting(self, request_id: int) -> "asyncio.Future[None] | None":
-        """Who waits for the answer to a request; None if nobody does any more."""
+        """The future of the answer to a request; None if no task waits for it any more."""
         answer = self._answers.get(request_id)
         return None if answer is None or answer.done() else answer
 

@@ -32,7 +32,7 @@ CHANGES: dict[str, Callable[[str], str]] = {
 
 
 def losses(template: str) -> list[str]:
-    """What a template loses of a conversation, each as the end of "the template …".
+    """The losses of a template, in a conversation, each as the end of "the template …".
 
     A loss of all messages of the user is not among them: `chat_check` finds it in more ways.
 

@@ -378,7 +378,7 @@ def run_batch(
     """
     with errors_as_sentences():
         with extra("nv run-batch", "server"):
-            from nv_api.server.batch.run import Batch, run  # noqa: PLC0415  # an extra
+            from nv_api.server.batch.run import BatchJob, run  # noqa: PLC0415  # an extra
         from nv_api.server.options import MAX_SECONDS, ServeOptions  # noqa: PLC0415
 
         options = ServeOptions(
@@ -391,7 +391,7 @@ def run_batch(
             max_queue=MAX_SEQUENCES,
             request_timeout=MAX_SECONDS,
         )
-        batch = Batch(input_file=input_file, output_file=output_file, concurrency=concurrency)
+        batch = BatchJob(input_file=input_file, output_file=output_file, concurrency=concurrency)
         counts, code = run(model, options_of(context.args), options, batch)
         typer.echo(f"nv: {counts}", err=True)
     raise typer.Exit(code)

@@ -141,7 +141,7 @@ class Completion:
         self.finish("abort")
 
     def delta(self) -> CompletionOutput:
-        """What is new since the last call: an output whose text, ids and logprobs are the rest."""
+        """The news since the last call: an output whose text, ids and logprobs are the rest."""
         self._read_all()
         num_pieces, num_tokens = self._given
         self._given = len(self._pieces), len(self.token_ids)

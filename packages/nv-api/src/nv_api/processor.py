@@ -41,7 +41,7 @@ CompileGrammar: TypeAlias = Callable[["StructuredOutputsParams"], "Grammar | Non
 
 
 class Receiver(Protocol):
-    """What takes requests: an engine, or the way to one in another process."""
+    """Takes requests: an engine, or the way to one in another process."""
 
     def add_list(self, requests: Iterable[EngineRequest], *, plain: bool) -> list[int]:
         """Queue requests; returns their ids."""

@@ -101,7 +101,7 @@ class RequestStream:
         self.wake()
 
     def close(self) -> None:
-        """Give no deltas any more."""
+        """Return no further deltas."""
         self._running.clear()
 
     async def __aenter__(self) -> "RequestStream":

@@ -29,7 +29,7 @@ class Prepared(NamedTuple):
     """A model that is known, and not loaded."""
 
     engine: EngineConfig
-    """What to make the engine of."""
+    """The options of the engine."""
     tokenizer: Tokenizer | None
     """None: only token ids go in and come out."""
     default_params: SamplingParams

@@ -32,7 +32,7 @@ COMPILE_SECONDS = 5.0
 STACK_BYTES = 1 << 28
 """Stack of a compile: llguidance recurses, with up to 8 KiB per nested rule."""
 NAMED = b"\xff"
-"""What llguidance puts before a token that a grammar names: no text has this byte."""
+"""The byte that llguidance puts before a token that a grammar names: no text has this byte."""
 HOT = re.compile(r"^\s*([a-z_]\w*)\s*\[[^\]\n]*\btemperature\b", re.MULTILINE)
 """A Lark rule with a temperature of its own, which llguidance reads and no draw here follows."""
 PLAIN_VALUES = frozenset(("const", "default", "enum", "examples"))

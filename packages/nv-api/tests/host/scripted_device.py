@@ -1,4 +1,4 @@
-"""A device that says what a script says, under the real engine and in the real host.
+"""A device that draws the tokens of a script, under the real engine and in the real host.
 
 `HostThread` runs the host on a thread of the test's process; what it shares with the front end is
 the socket alone, as between two processes.

@@ -458,7 +458,7 @@ def test_a_lost_device_ends_everything_with_its_sentence(front_end):
     asyncio.run(main())
 
 
-def test_a_fault_of_the_host_is_an_error_for_everybody(front_end):
+def test_a_fault_of_the_host_is_an_error_of_each_request(front_end):
     async def main():
         fault = NotImplementedError("a fault of the program")
         device = ScriptedDevice(slow, step_seconds=0.01, fail_at=(9,), fault=fault)
@@ -520,7 +520,7 @@ def calls_of(llm):
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-def test_16_a_closed_front_end_says_so(front_end, is_used):
+def test_16_a_closed_front_end_raises(front_end, is_used):
     async def main():
         llm = front_end()
         if is_used:

@@ -26,7 +26,7 @@ PARAMS = [
 
 
 def plain(output):
-    """What two runs of one request share."""
+    """The part of an output that two runs of one request share."""
     return [
         output.prompt,
         output.prompt_token_ids,
@@ -65,7 +65,7 @@ def test_its_answers_are_those_of_llm(checkpoint):
         os.kill(llm._process.process_id, 0)
 
 
-def test_s05_a_killed_host_is_an_error_for_everybody_within_a_second(checkpoint):
+def test_s05_a_killed_host_is_an_error_of_each_request_within_a_second(checkpoint):
     async def read(llm):
         async for _ in llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True)):
             pass
@@ -86,7 +86,7 @@ def test_s05_a_killed_host_is_an_error_for_everybody_within_a_second(checkpoint)
     asyncio.run(main())
 
 
-def test_a_model_that_cannot_be_loaded_is_what_llm_says(folder):
+def test_a_model_that_cannot_be_loaded_raises_as_llm(folder):
     async def main():
         llm = AsyncLLM(str(folder), **OPTIONS)
         with pytest.raises(FileNotFoundError) as raised:

@@ -279,7 +279,7 @@ def test_s28_50_clients_that_never_read_and_200_that_do(start, capfd):
         assert poll.poll(0), "the system keeps nothing for a deaf client: it gets a reset"
         end.close()
     assert "ERROR" not in capfd.readouterr().err, (
-        "a client that does not read is no error of the server's"
+        "a client that does not read is not an error of the server"
     )
     assert largest < 1 << 18, "what a deaf client has not read is bounded"
     report(

@@ -418,7 +418,7 @@ def llm(checkpoint, request):
 
 @pytest.fixture(scope="module")
 def served_answers(checkpoint, request):
-    """What a coroutine of a client gets from a server over that model, with the same OPTIONS."""
+    """Returns what a client's coroutine gets from a server over that model with these OPTIONS."""
 
     def answers(ask_all, **options):
         async def main():

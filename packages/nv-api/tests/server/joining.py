@@ -1,4 +1,4 @@
-"""What the chunks of a stream amount to, and the same of a plain answer."""
+"""The answer that the chunks of a stream make, and the same of a plain answer."""
 
 import re
 

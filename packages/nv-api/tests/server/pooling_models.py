@@ -76,7 +76,7 @@ class PoolingServer(RunningServer):
 
     @property
     def work(self):
-        """What the engine has done: requests taken in, and steps."""
+        """The work of the engine: requests taken in, and steps."""
         metrics = self.host.engine.metrics
         return metrics.num_requests, metrics.num_steps
 

@@ -15,7 +15,7 @@ import pytest
 from nv_api import PoolingParams
 from nv_api.cli import app
 from nv_api.server.batch.results import Results
-from nv_api.server.batch.run import Batch, run
+from nv_api.server.batch.run import BatchJob, run
 from nv_api.server.options import ServeOptions
 from pooling_models import OPTIONS
 from scripted_device import HostThread
@@ -47,7 +47,7 @@ def results(path):
 def batch(files, concurrency=8):
     given, out = files
     options = ServeOptions(model="m/tiny", max_queue=2**31 - 1)
-    what = Batch(input_file=given, output_file=out, concurrency=concurrency)
+    what = BatchJob(input_file=given, output_file=out, concurrency=concurrency)
     return run("m/tiny", {"max_num_seqs": 2}, options, what)
 
 
@@ -69,7 +69,7 @@ def test_lines_of_a_model_that_pools(files, pooling, monkeypatch):
     monkeypatch.setattr(nv_api.async_llm, "HostProcess", lambda: HostThread(None))
     options = ServeOptions(model="m/tiny")
     counts, code = run(
-        served.folder, OPTIONS, options, Batch(input_file=given, output_file=out, concurrency=8)
+        served.folder, OPTIONS, options, BatchJob(input_file=given, output_file=out, concurrency=8)
     )
     assert (str(counts)[:24], code) == ("4 answered, 2 refused, 0", 0)
     found = {each["custom_id"]: each["response"]["body"] for each in results(out)}

@@ -1,4 +1,4 @@
-"""Clients that leave, do not read, or share an id: nobody else is disturbed."""
+"""Clients that leave, do not read, or share an id: no other client is disturbed."""
 
 import asyncio
 import json
@@ -139,7 +139,7 @@ def ask_others(served):
     return time.monotonic() - began
 
 
-def test_s28_clients_that_never_read_end_and_disturb_nobody(serve):
+def test_s28_clients_that_never_read_end_and_disturb_no_other(serve):
     served = serve(
         script={
             "answers": [[5]] * NUM_OTHERS + [[5] * 40_000] * 5,

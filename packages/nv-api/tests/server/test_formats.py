@@ -217,7 +217,7 @@ def test_s21_tokens_of_thoughts_are_counted(serve, calling, events, text, though
     assert completion["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
-def test_s21_cached_tokens_are_told_apart(serve):
+def test_s21_cached_tokens_are_counted_apart(serve):
     served = serve(script={"num_cached_tokens": 16})
     usage = served.chat("ab").json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16}

@@ -128,7 +128,7 @@ def answer(served, sent):
 
 
 def counters(served):
-    """What the engine has seen."""
+    """The counters of the engine and the server."""
     return len(served.llm.submitted), served.llm.stats, served.service.metrics.endings.copy()
 
 

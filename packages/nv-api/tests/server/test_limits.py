@@ -240,7 +240,7 @@ def test_s04_a_second_signal_ends_at_once(serve):
     assert served.llm.aborted == [0]
 
 
-def test_s05_a_lost_engine_is_an_error_for_everybody(serve, events):
+def test_s05_a_lost_engine_is_an_error_of_each_request(serve, events):
     served = serve(script={"pace": 0.01, "answers": [[5] * 9000] * 2, "max_model_len": 10_000})
     client = Streaming(served, max_tokens=9000)
     served.until(lambda: served.llm.running)

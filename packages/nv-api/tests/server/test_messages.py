@@ -105,7 +105,7 @@ def without_ids(message):
 
 
 @pytest.mark.parametrize(
-    ("said", "fields", "reason"),
+    ("answer", "fields", "reason"),
     [
         ("Hello.", {}, "end_turn"),
         ("", {}, "end_turn"),
@@ -118,8 +118,8 @@ def without_ids(message):
         ("before STOP after", {"stop_sequences": ["x", "STOP"]}, "stop_sequence"),
     ],
 )
-def test_a_stream_joined_is_the_plain_answer(says, said, fields, reason):
-    served = says(said, said)
+def test_a_stream_joined_is_the_plain_answer(says, answer, fields, reason):
+    served = says(answer, answer)
     whole = plain(ask(served, **fields))
     assert whole["stop_reason"] == reason
     streamed = joined(stream_of(ask(served, stream=True, **fields)))

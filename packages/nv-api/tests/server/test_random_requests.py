@@ -251,7 +251,7 @@ def chat_choice(body, request, output):
 
 
 def expected_choices(llm, body):
-    """What LLM answers; None if it refuses the request, an error's sentence if one fails."""
+    """The answers of LLM; None if it refuses the request, an error's sentence if one fails."""
     try:
         requests = outputs_of(llm, body)
     except ValueError:
@@ -269,7 +269,7 @@ def expected_choices(llm, body):
 
 
 def shown(body, choice, answer):
-    """What a choice of a plain answer and LLM's have in common."""
+    """The fields that a choice of a plain answer and LLM's have in common."""
     found = {"finish_reason": choice["finish_reason"], "stop_reason": choice["stop_reason"]}
     if body.get("return_token_ids"):
         where = answer if is_chat(body) else choice

@@ -1,4 +1,4 @@
-"""What fields of a request mean: parameters, prompts, conversations."""
+"""The meaning of a request's fields: parameters, prompts, conversations."""
 
 import asyncio
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def test_a_template_of_the_server_s_is_in_place_of_the_model_s(serve):
         ServeOptions(model="m", chat_template="{% if")
 
 
-def test_b06_a_template_of_the_server_s_that_loses_a_text_is_told_of_at_the_start():
+def test_b06_a_template_of_the_server_s_that_loses_a_text_is_reported_at_the_start():
     cut = "{% for m in messages %}{{ m.content[0] }}{% endfor %}"
     match = "^the option chat_template prints a message's text only in part, or changed: correct it"
     with pytest.warns(UserWarning, match=match):

@@ -96,7 +96,7 @@ def without_ids(items):
 
 
 @pytest.mark.parametrize(
-    ("said", "fields"),
+    ("answer", "fields"),
     [
         ("Hello.", {}),
         ("", {}),
@@ -109,8 +109,8 @@ def without_ids(items):
         ("before STOP after", {"stop": ["STOP"]}),
     ],
 )
-def test_a_stream_joined_is_the_plain_answer(says, said, fields):
-    served = says(said, said)
+def test_a_stream_joined_is_the_plain_answer(says, answer, fields):
+    served = says(answer, answer)
     whole = plain(ask(served, **fields))
     events = stream_of(ask(served, stream=True, **fields))
     items = joined(events)

@@ -1,4 +1,4 @@
-"""What an answer says, over a socket: thoughts, content and calls, streamed and plain.
+"""The parts of an answer, over a socket: thoughts, content and calls, streamed and plain.
 
 The model is scripted: one token is one byte, so every text is cut at every character.
 """
@@ -26,7 +26,7 @@ OPENED = {"chat_template_kwargs": {"opens_thought": True}}
 
 
 class Sayer:
-    """A server whose model says what it is told."""
+    """A server whose model answers with a given text."""
 
     def __init__(self, served, events):
         self.served, self.events = served, events
@@ -200,7 +200,7 @@ def test_a_stream_s_first_chunk_of_a_call_has_its_name_alone(say):
     assert deltas[-1] == {}
 
 
-def test_what_was_said_can_be_sent_back(say):
+def test_an_answer_can_be_sent_back(say):
     say(f"<think>hm</think>{CALL}", tools=TOOLS)
     llm = say.served.llm
     for text, shown in (

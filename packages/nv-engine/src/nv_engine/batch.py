@@ -111,7 +111,7 @@ class StepResult(NamedTuple):
     token_ids: list[list[int]]
     """token_ids[step][i], for the i-th chunk that samples; NO_TOKEN: there was nothing to draw."""
     logprobs: Mapping[int, Sequence[TokenLogprobs]] | None = None
-    """By slot, one a step, of the sequences that asked for them; None if none did."""
+    """By slot, one per step, of the sequences that asked for them; None if none did."""
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] | None = None
     """By slot: of the prompt tokens that follow the ones computed in this step."""
     broken: Collection[int] = ()

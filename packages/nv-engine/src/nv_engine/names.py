@@ -49,7 +49,7 @@ class ForeignNames:
         """The keywords that are given without effect, in order.
 
         Args:
-            owner: who takes the keywords.
+            owner: the class or method that takes the keywords.
             given: the keywords and their values.
             ours: the owner's own.
 
@@ -87,7 +87,7 @@ class ForeignNames:
         return kind
 
     def arguments_of(self, function: Callable[P, R]) -> Callable[P, R]:
-        """A function, made to take these names too, and to say in plain words what is missing.
+        """A function, made to take these names too, and to report in plain words what is missing.
 
         A coroutine function stays one, and so does an async generator function: their arguments are
         checked at the first `await`.

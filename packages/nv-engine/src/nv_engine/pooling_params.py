@@ -53,7 +53,7 @@ class PoolingParams:
     norm, so that a shorter embedding has length 1 too."""
     use_activation: bool | None = None
     """Scale an embedding to length 1, or turn logits into probabilities. None: as the model's files
-    ask for, True where they say nothing."""
+    ask for, True where they have no such field."""
     normalize: bool | None = None
     """Another name of `use_activation`, which takes the value; then this is None."""
     truncate_prompt_tokens: int | None = None

@@ -1,4 +1,4 @@
-"""What numerics tests measure: log-probabilities of a text, and how far tokens are from the best.
+"""Measures: log-probabilities of a text, and how far tokens are from the likeliest.
 
 Owns the measures; never a bound.
 """

@@ -1,4 +1,4 @@
-"""The trained checkpoint on a CPU: nv says what transformers says, and fp8 costs little."""
+"""The trained checkpoint on a CPU: nv computes what transformers computes, and fp8 costs little."""
 
 import measures
 import pytest

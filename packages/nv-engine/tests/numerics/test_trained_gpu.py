@@ -1,7 +1,7 @@
 """The trained checkpoint on a card: the CPU's tokens in fp32, transformers' in bf16, and fp8.
 
 Marked gpu. In bf16 tokens may differ where the best logits are a few bf16 steps apart; the tests
-say how many.
+have the number.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.gpu
 MOST_STEPS = 2
-"""Of bf16, that a token may be behind the likeliest: one for our rounding, one for theirs."""
+"""Of bf16, that a token may be below the likeliest: one for our rounding, one for theirs."""
 SEEDED = SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=40, ignore_eos=True)
 FP8 = {"device": "cuda", "dtype": "bfloat16", "kv_cache_dtype": "fp8"}
 CHUNKED = {"max_num_batched_tokens": 64}  # most keys are read back from the cache
@@ -74,15 +74,15 @@ def test_fp32_seeded_draws_equal_the_cpu(trained, prompts, drawn, road):
 def test_bf16_greedy_is_transformers_up_to_ties(trained, prompts, steps_behind, road):
     options = {"device": "cuda", "dtype": "bfloat16"} | roads.ROADS[road]
     got = roads.run(trained, prompts, roads.GREEDY, **options)
-    behind = [
+    below = [
         steps
         for prompt, tokens in zip(prompts, got, strict=True)
         for steps in steps_behind(tuple(prompt), tuple(tokens))
     ]
-    counts = Counter(behind)
-    print("tokens by bf16 steps behind the likeliest:", sorted(counts.items()))
-    assert max(behind) <= MOST_STEPS
-    assert counts[0] > 0.97 * len(behind)
+    counts = Counter(below)
+    print("tokens by bf16 steps below the likeliest:", sorted(counts.items()))
+    assert max(below) <= MOST_STEPS
+    assert counts[0] > 0.97 * len(below)
 
 
 def test_fp32_logprobs_are_transformers(trained, passages, reference):
@@ -115,11 +115,11 @@ def test_an_fp8_cache_costs_little(trained, passages, options):
 def test_fp8_greedy_tokens_are_likely_ones(trained, prompts, reference):
     """Each is nearly the likeliest by fp32: fp8 moves a choice only where it is a close one."""
     got = roads.run(trained, prompts, roads.GREEDY, **FP8)
-    behind = [
+    below = [
         steps
         for prompt, tokens in zip(prompts, got, strict=True)
         for steps in measures.steps_behind(reference, prompt, tokens)
     ]
-    best = behind.count(0) / len(behind)
-    print(f"fp8 greedy: {best:.3f} are the likeliest, the worst is {max(behind):.1f} steps behind")
+    best = below.count(0) / len(below)
+    print(f"fp8 greedy: {best:.3f} are the likeliest, the worst is {max(below):.1f} steps below")
     assert best > 0.9

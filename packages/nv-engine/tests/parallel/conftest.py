@@ -29,7 +29,7 @@ def _child_processes():
 
 @pytest.fixture
 def no_orphans():
-    """The test leaves no process behind."""
+    """The test leaves no process running."""
     before = set(child_processes())
     yield
     assert set(child_processes()) <= before

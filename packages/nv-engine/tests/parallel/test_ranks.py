@@ -1,4 +1,4 @@
-"""Ranks without a model: messages in order, failures named, nothing left behind."""
+"""Ranks without a model: messages in order, failures named, every process ended."""
 
 import json
 import os
@@ -104,7 +104,7 @@ def test_a_step_that_fails_on_one_rank_names_it(config):
         "rank 0 is given a wrong value",
         "rank 0 raises",
         "what cannot be pickled",
-        "what nobody else can read",
+        "what no other process can read",
     ],
 )
 def test_n47_a_rank_that_fails_at_start(config, make_worker, error, message):
@@ -219,7 +219,7 @@ def test_ranks_end_with_their_caller(checkpoint, tmp_path, ending, code):
 
 
 def is_running(process_id):
-    """False for one that has ended, even if nobody has taken note yet."""
+    """False for one that has ended, even if its parent has not waited for it yet."""
     try:
         with open(f"/proc/{process_id}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

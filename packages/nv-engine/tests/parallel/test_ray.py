@@ -94,7 +94,7 @@ def is_running(process_id):
         return False
 
 
-def test_four_ranks_on_two_nodes_say_what_one_says(config, checkpoint):
+def test_four_ranks_on_two_nodes_answer_as_one(config, checkpoint):
     alone = Engine(EngineConfig(model=str(checkpoint), device="cpu", kvcache_block_size=16))
     expected = completions(alone)
     alone.close()
@@ -141,7 +141,7 @@ def test_a_rank_that_fails_at_start(config):
 
 
 STRANGERS = (b"GET / HTTP/1.1\r\n\r\n", b"", None)
-"""What each sends before it leaves; the last stays and sends nothing."""
+"""The bytes that each sends before it leaves; the last stays and sends nothing."""
 
 
 def test_strangers_at_a_rank_s_port_are_sent_away(config, monkeypatch):

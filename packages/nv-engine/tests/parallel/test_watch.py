@@ -9,7 +9,7 @@ from nv_engine.executor.watch import RankWatch
 
 
 class PipedRank:
-    """A rank that says what the test has it say, and is gone once its end is closed."""
+    """A rank that sends what the test asks for, and is gone once its end is closed."""
 
     process_id = 1
     place = "a pipe"

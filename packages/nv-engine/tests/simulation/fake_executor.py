@@ -15,7 +15,7 @@ from nv_engine.batch import StepResult
 
 
 class Row:
-    """What a slot holds from one admission to the next."""
+    """The content of a slot from one admission to the next."""
 
     def __init__(self, admission, salt):
         self.tokens = admission.token_ids
@@ -91,7 +91,7 @@ class FakeExecutor:
         self.num_read = pending.number
 
     def forget(self):
-        """What the engine does to the steps that are out when it recovers."""
+        """Forget the steps in flight, as the engine does when it recovers."""
         self.unread.clear()
         self.reading.clear()
         self.num_read = self.num_batches
@@ -132,7 +132,7 @@ class FakeExecutor:
             self.salts[destination] = self.salts[source]
 
     def _logprobs(self, batch, steps):
-        """Say nothing but the token itself, of drawn tokens and of the prompts'."""
+        """Return the token itself alone, of drawn tokens and of the prompts'."""
         sampling = [chunk.slot for chunk in batch.chunks if chunk.samples]
         drawn = {
             slot: [said_of(token) for token in tokens]

@@ -33,7 +33,7 @@ def stop_ids(params):
 
 
 def truth(prompt, params, seed, limit):
-    """What one sequence gives when it has a device of its own: (tokens, finish, stop reason)."""
+    """The output of one sequence when it has a device of its own: (tokens, finish, stop reason)."""
     cells, cell, tokens, seed = [], 0, [], draw_seed(params, seed)
     for token in prompt:
         cell = next_cell(cell, token)

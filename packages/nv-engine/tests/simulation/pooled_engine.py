@@ -21,7 +21,7 @@ def pooled_of(cells, first=None):
 
 
 def truth(prompt, params):
-    """What one prompt gives when it has a device of its own."""
+    """The result of one prompt when it has a device of its own."""
     cells, cell = [], 0
     for token in prompt:
         cell = next_cell(cell, token)

@@ -83,7 +83,7 @@ class Simulation:
                 self.finished[key] = update.finish_reason, update.stop_reason
 
     def take_ended(self):
-        """What has finished since the last call: [((request id, index), (reason, stop reason))]."""
+        """Those ended since the last call: [((request id, index), (reason, stop reason))]."""
         ended = list(islice(self.finished.items(), self._num_told, None))
         self._num_told = len(self.finished)
         return ended

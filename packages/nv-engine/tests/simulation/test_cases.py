@@ -122,7 +122,7 @@ def test_n29_abort_while_waiting_prefilling_or_decoding(simulation, depth, num_s
     sim.steps(num_steps)
     for request_id in (*ids[1:], 99):
         sim.abort(request_id)
-    sim.run()  # raises if anything is said after the abort
+    sim.run()  # raises if an update comes after the abort
     assert [sim.finished[each, 0][0] for each in ids] == ["length", "abort", "abort", "abort"]
 
 
@@ -183,7 +183,7 @@ def test_a_burst_reads_many_steps_at_once(simulation, depth):
     assert sum(output.num_decode_tokens for output in sim.outputs) == 20
 
 
-def test_no_burst_while_somebody_may_be_admitted(simulation):
+def test_no_burst_while_a_sequence_may_be_admitted(simulation):
     sim = simulation(max_burst=8, max_num_batched_tokens=8, max_in_flight=0)
     sim.add(prompt_of(4), greedy(30))
     sim.step()

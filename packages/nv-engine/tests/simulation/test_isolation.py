@@ -1,4 +1,4 @@
-"""What one request does wrong, or an interrupt, costs the others nothing."""
+"""A fault of one request, or an interrupt, costs the others nothing."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_parameters_that_leave_nothing_to_draw_or_need_text(simulation, fields, 
         simulation().engine.add(EngineRequest([5], SamplingParams(**fields)))
 
 
-def test_n07_a_refused_request_leaves_nothing_behind(simulation):
+def test_n07_a_refused_request_leaves_no_trace(simulation):
     sim = simulation()
     with pytest.raises(ValueError, match="empty"):
         sim.engine.add(EngineRequest([], params()))

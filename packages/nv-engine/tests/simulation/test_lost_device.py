@@ -1,4 +1,4 @@
-"""An error that no CUDA context survives: said once to everybody, and nothing runs any more."""
+"""An error that no CUDA context survives ends each request once, and nothing runs any more."""
 
 import os
 import signal

@@ -11,11 +11,11 @@ def started(simulation, num_tokens, **options):
     """One request that decodes, and may go on for `num_tokens` in all."""
     sim = simulation(max_model_len=4096, num_blocks=600, mixed=MIXED, max_in_flight=0, **options)
     sim.add(prompt_of(40), greedy(num_tokens))
-    assert sim.step().num_prefill_tokens == 40  # nobody decodes: as many as the budget allows
+    assert sim.step().num_prefill_tokens == 40  # no row decodes: as many as the budget allows
     return sim
 
 
-def test_prompts_come_in_pieces_and_nobody_stands_still(simulation):
+def test_prompts_come_in_pieces_and_no_row_waits(simulation):
     sim = started(simulation, 500)
     for first in (5, 6, 7):  # no prefix in common
         sim.add(prompt_of(100, first), greedy(20))
@@ -54,7 +54,7 @@ def test_what_a_running_prompt_has_left_takes_room_as_well(simulation):
     sim.check_idle()
 
 
-def test_the_oldest_row_says_how_many_steps_come_anyway(simulation):
+def test_the_oldest_row_bounds_the_steps_that_come_anyway(simulation):
     sim = started(simulation, 500)
     sim.add(prompt_of(10, 5), greedy(4))
     sim.step()

@@ -26,7 +26,7 @@ def test_n_completions_share_the_prompt(simulation, depth, length, caching):
     num_own = -(-(length + 20) // 16) - num_shared
     assert max(held) <= num_shared + 4 * num_own + 3
     assert sim.executor.num_copies == (3 if (length - 1) % 16 else 0)
-    assert metrics.cache_hit_tokens == 0  # a sibling's prompt is no hit
+    assert metrics.cache_hit_tokens == 0  # a sibling's prompt is not a hit
 
 
 def test_n_completions_without_slots_for_all_at_once(simulation):

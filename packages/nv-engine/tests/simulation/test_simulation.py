@@ -134,7 +134,7 @@ def small_requests(draw):
 def test_small_loads_equal_the_truth(
     simulation, requests, num_blocks, max_num_seqs, budget, depth, burst
 ):
-    """What the large loads find, hypothesis shrinks."""
+    """Hypothesis shrinks what the large loads find."""
     sim = simulation(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,

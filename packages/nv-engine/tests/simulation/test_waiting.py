@@ -1,4 +1,4 @@
-"""Who waits for a slot: counted until it leaves, however it does, and forgotten then."""
+"""Waiting sequences: counted until they leave, however they do, and forgotten then."""
 
 import random
 
@@ -12,7 +12,7 @@ from simulated_engine import greedy, prompt_of
 
 
 def check_counts(sim):
-    """Hold the queue's books against everybody who has not ended and has no slot."""
+    """Hold the queue's books against all sequences that have not ended and have no slot."""
     scheduler = sim.engine._scheduler
     queue = scheduler._waiting
     waiting = [each for each in scheduler._requests.all() if each.slot == NO_SLOT]
@@ -23,7 +23,7 @@ def check_counts(sim):
     assert len(queue._heap) <= 2 * len(queued), "the finished outnumber the others"
 
 
-def test_who_ended_while_waiting_does_not_count_for_mixed_steps(simulation):
+def test_one_that_ended_while_waiting_does_not_count_for_mixed_steps(simulation):
     mixed = MixedSteps(num_tokens=48, least=8)  # 16 tokens of prompts beside 1 to 32 rows
     sim = simulation(
         max_num_seqs=2, num_blocks=600, max_model_len=4096, mixed=mixed, max_in_flight=0
@@ -39,7 +39,7 @@ def test_who_ended_while_waiting_does_not_count_for_mixed_steps(simulation):
 
 
 @pytest.mark.parametrize("num_waiting", [0, 3])
-def test_who_ended_while_waiting_is_forgotten(simulation, num_waiting):
+def test_one_that_ended_while_waiting_is_forgotten(simulation, num_waiting):
     sim = simulation(max_num_seqs=1, max_in_flight=0)
     sim.add(prompt_of(5), greedy(50))
     sim.step()
@@ -98,7 +98,7 @@ def test_the_count_is_right_after_any_history(simulation, depth, seed):
     sim.run()
 
 
-def test_who_was_preempted_leaves_with_all_its_tokens(simulation):
+def test_one_that_was_preempted_leaves_with_all_its_tokens(simulation):
     sim = simulation(num_blocks=6, max_num_seqs=4, max_in_flight=0)
     ids = [sim.add(prompt_of(14, first), greedy(60)) for first in range(4)]
     while not sim.engine.metrics.num_preemptions:
@@ -112,7 +112,7 @@ def test_who_was_preempted_leaves_with_all_its_tokens(simulation):
     sim.run()
 
 
-def test_who_was_preempted_comes_first_whatever_the_policy():
+def test_one_that_was_preempted_comes_first_whatever_the_policy():
     queue = WaitingQueue(longest_first)
     for number, (limit, num_cached) in enumerate([(30, -1), (20, 0), (90, -1)]):
         sequence = Sequence(number, 0, [5] * 10, greedy(limit), seed=0, limit=limit)

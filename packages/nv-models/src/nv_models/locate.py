@@ -91,7 +91,7 @@ def demo_file() -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file's name says that it is GGUF."""
+    """Whether a file is GGUF by its name."""
     return path.suffix.lower() == ".gguf"
 
 

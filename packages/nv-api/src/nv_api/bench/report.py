@@ -42,7 +42,7 @@ BUSY = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is shown of a run.
+    """The figures of a run that are shown.
 
     Attributes:
         load: what was sent.

@@ -17,7 +17,7 @@ TURN_BYTES = 16 << 10
 """Of frames that are handed on in one turn of the loop; the updates of 256 sequences have 4 kB, and
 take a thousandth of a second."""
 FRAME_BYTES = 100
-"""What a frame counts more: its work grows with its bytes only if it is long."""
+"""How much more a frame counts: its work grows with its bytes only if it is long."""
 
 
 class HostClient(asyncio.Protocol):

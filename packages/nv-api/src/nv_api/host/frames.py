@@ -23,7 +23,7 @@ from nv_engine.validation import plain_salt
 
 LENGTH = Struct("<I")
 MAX_BYTES = 2**32 - 1
-"""Of a frame: what its length can say."""
+"""The largest length of a frame that its first 4 bytes can hold."""
 
 STOP = "stop"
 """The parameter that the front end sees to, where text is made. The engine reads no text of
@@ -95,7 +95,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=13):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """What one step of the engine gave."""
+    """The updates of one step of the engine."""
 
     updates: list[SequenceUpdate]
     num_prefill_tokens: int

@@ -1,4 +1,4 @@
-"""What a model says: a completion's text as thoughts, content and calls of functions.
+"""Said: a completion's text as thoughts, content and calls of functions.
 
 Owns the parsers, which read a text forward in pieces of any size, and the grammars that force a
 form on it. Never sees a token id, a request or a connection.

@@ -53,7 +53,7 @@ class HermesCall:
         return "".join(arguments), rest
 
     def finish(self) -> str:
-        """What a broken call holds back; see `Dialect`."""
+        """The text that a broken call holds back; see `Dialect`."""
         return "" if self._broken is None else self._broken.finish()
 
     def _take(self, text: str, arguments: list[str]) -> None:

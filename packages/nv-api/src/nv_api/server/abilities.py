@@ -19,7 +19,7 @@ TEXT_ROUTES = ("/v1/chat/completions", "/v1/completions")
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a model can do.
+    """The abilities of a model.
 
     Attributes:
         tasks: of pooling; none: it generates text.

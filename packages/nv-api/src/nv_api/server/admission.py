@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from nv_api.server.errors import invalid, too_many
 
 
-class Admission:
+class AdmissionControl:
     """Counts sequences (completions of prompts), from their arrival to their end.
 
     Args:

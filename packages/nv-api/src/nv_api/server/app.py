@@ -81,7 +81,7 @@ PARTS = (
 )
 """Of the app; each has the routes of one noun."""
 CLIENT_LEFT = 499
-"""The status of a response that nobody reads; nginx's."""
+"""The status of a response to a client that has left; nginx's."""
 EXPOSED = ("x-request-id", "x-ignored-fields", "retry-after")
 
 

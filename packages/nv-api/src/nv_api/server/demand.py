@@ -45,7 +45,7 @@ class Part(NamedTuple):
     field: str
     value: object
     form: Form
-    """What the field alone asks for, for a model whose tags are plain text."""
+    """The form that the field alone asks for, for a model whose tags are plain text."""
 
 
 @dataclass(frozen=True)

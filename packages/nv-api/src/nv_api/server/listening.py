@@ -36,7 +36,7 @@ class Listening:
     uds: str | None = None
     """A socket's path, in place of host and port."""
     root_path: str = ""
-    """What a proxy has cut from the beginning of paths."""
+    """The beginning of paths that a proxy has cut off."""
     keep_alive: float = 75.0
     """Seconds that an idle connection is kept; longer than nginx keeps one."""
     head_timeout: float = 30.0

@@ -21,7 +21,7 @@ class ServedStream(Protocol):
 
     @property
     def request(self) -> Request:
-        """What the engine has returned so far."""
+        """The request as far as the engine has computed it."""
 
     async def hand_on(self, take: TakeDeltas) -> None:
         """Call `take` with what is new, of each completion that has news, until all have ended."""

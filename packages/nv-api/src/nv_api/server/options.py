@@ -65,9 +65,9 @@ class ServeOptions:
     chat_template: str | None = None
     """The text of a Jinja template in place of the model's own."""
     reasoning_parser: str | None = None
-    """What finds thoughts in an answer; None: what the chat template asks for; "none": nothing."""
+    """The parser of thoughts in an answer; None: the chat template's; "none": none."""
     tool_call_parser: str | None = None
-    """What finds calls of functions; names as above."""
+    """The parser of calls of functions; names as above."""
     max_queue: int = 1024
     """Sequences that may wait for the engine; more are refused with 429."""
     max_body_bytes: int = 32 << 20
@@ -83,7 +83,7 @@ class ServeOptions:
     write_timeout: float = 60.0
     """Seconds that a client may take to read what was sent."""
     drain_seconds: float = 30.0
-    """Longest wait for running requests once the server is told to end."""
+    """Longest wait for running requests once the server is asked to end."""
     stall_seconds: float = 30.0
     """Without a step for so long, and with work waiting, the server is not healthy."""
     ping_interval: float | None = None

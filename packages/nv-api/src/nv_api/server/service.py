@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from nv_api.sentences import USER_ERRORS
 from nv_api.server.abilities import Abilities
-from nv_api.server.admission import Admission
+from nv_api.server.admission import AdmissionControl
 from nv_api.server.errors import INVALID, ApiError, unsupported
 from nv_api.server.lifecycle import Lifecycle
 from nv_api.server.llm import ServedLLM
@@ -29,7 +29,7 @@ from nv_api.server.tracing import Tracing
 LOGGER = logging.getLogger("nv.server")
 PULSE_SECONDS = 0.25
 LOADING_ERRORS = (*USER_ERRORS, TypeError)
-"""What a model that cannot be loaded raises."""
+"""Errors of a model that cannot be loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Service:
     llm: ServedLLM
     options: ServeOptions
     lifecycle: Lifecycle
-    admission: Admission
+    admission: AdmissionControl
     metrics: Metrics
     tracing: Tracing | None
     """None: requests have no spans."""
@@ -53,7 +53,7 @@ class Service:
             llm=llm,
             options=options,
             lifecycle=Lifecycle(llm, options.stall_seconds),
-            admission=Admission(options.max_queue, lambda: llm.num_slots),
+            admission=AdmissionControl(options.max_queue, lambda: llm.num_slots),
             metrics=Metrics(llm, options.names[0]),
             tracing=None if endpoint is None else Tracing(endpoint, options.names[0]),
             started_at=int(time.time()),

@@ -21,7 +21,7 @@ _NOT_IN_NAMES = frozenset("<>")
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """What an answer may call.
+    """The functions that an answer may call.
 
     Attributes:
         functions: by their place in `tools`; empty: none.

@@ -95,7 +95,7 @@ class ControlTables:
         self.bias_values = table((0,), 0.0, torch.float32)
         self.repetition = table((), 1.0, torch.float32)
         self.additive = table((2,), 0.0, torch.float32)  # frequency, presence
-        self.counts = table((vocab_size,), 0, torch.int32)  # as nk.LogitControls says
+        self.counts = table((vocab_size,), 0, torch.int32)  # see nk.LogitControls
         self.masks = table((-(-vocab_size // 32),), -1, torch.int32)
         self.past = table((), False, torch.bool)
         self._device = device
@@ -103,10 +103,10 @@ class ControlTables:
         self._asked: dict[int, ControlFlags] = {}  # by slot; a finished one's until the next's
 
     def admit(self, admissions: Sequence[Admission], failed: dict[int, str]) -> bool:
-        """Take in what the admitted ask for.
+        """Take in what the admitted sequences ask for.
 
         Args:
-            admissions: those who have a slot from now on.
+            admissions: of the sequences that have a slot from now on.
             failed: gains, by slot, why something could not be taken in: such a slot asks for
                 nothing.
 

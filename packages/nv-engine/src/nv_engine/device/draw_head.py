@@ -101,7 +101,7 @@ class DrawWork:
         )
 
     def _look_up(self, hidden_TE: Tensor | None) -> PromptResult | None:
-        """Log-probabilities of the prompts of those who ask, as far as this step goes."""
+        """Log-probabilities of the prompts of sequences that ask, as far as this step goes."""
         if self._prompt is None:
             return None
         assert hidden_TE is not None, "such a batch is not captured"

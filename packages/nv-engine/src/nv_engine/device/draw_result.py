@@ -49,8 +49,8 @@ class DrawResult:
     Args:
         entries: of the ring, one for each step.
         rows: those of an entry that count.
-        logprobs: what `sample` returned for those who ask, [num_steps, rows, ...] each.
-        asked: whose log-probabilities those are.
+        logprobs: what `sample` returned for the rows that ask, [num_steps, rows, ...] each.
+        asked: the rows of those log-probabilities.
         prompt: of prompt tokens, [N, ...] each.
         silent: slots of the rows whose draw is not used: it only shows NaN or infinity.
         failed: as in StepResult.

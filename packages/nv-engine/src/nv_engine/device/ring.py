@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ResultRing:
-    """One entry a step, used again after `num_entries` steps.
+    """One entry per step, used again after `num_entries` steps.
 
     Args:
         num_entries: more than the steps whose tokens are not read yet.

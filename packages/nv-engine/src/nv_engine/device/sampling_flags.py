@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nv_kernels import SamplingTensors, StepRows
 
 MANY_LOGPROBS = 128
-"""More of them a row than this, and no graph keeps room for them."""
+"""If a row asks for more of them, no graph keeps room for them."""
 
 
 class ControlFlags(NamedTuple):

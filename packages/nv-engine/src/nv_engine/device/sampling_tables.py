@@ -1,7 +1,8 @@
 """SamplingTables: what the sequence in each slot asks of the draw.
 
-Owns sampling parameters and stop ids on the device, and on the host who asks for log-probabilities
-(what few requests use is in control_tables). Never draws, and never reads a value back.
+Owns sampling parameters and stop ids on the device, and on the host which slots ask for
+log-probabilities (what few requests use is in control_tables). Never draws, and never reads a value
+back.
 """
 
 from collections.abc import Sequence

@@ -86,7 +86,7 @@ class ParallelExecutor:
 
     @property
     def places(self) -> list[str]:
-        """Where those ranks run, as messages say it."""
+        """Where those ranks run, in the words of messages."""
         return self._ranks.places
 
     def submit(self, batch: Batch) -> Pending:

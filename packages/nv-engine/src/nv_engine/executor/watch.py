@@ -187,7 +187,7 @@ class RankWatch:
                 rank.handle.connection.send_bytes(PING)
 
     def _read(self) -> None:
-        """The thread: take all that the ranks say, until the last has closed its connection."""
+        """The thread: take all messages of the ranks, until the last has closed its connection."""
         poller = select.poll()
         ranks = {rank.handle.connection.fileno(): rank for rank in self._ranks}
         for number in ranks:

@@ -54,7 +54,7 @@ class PoolerConfig:
         hidden_size: E.
         pooling: which states of a prompt count.
         activation: what the result ends in.
-        activates: whether it does so for a request that does not say.
+        activates: whether it does so for a request that leaves it open.
         tasks: what the model can do, in vLLM's names.
         labels: the names of a classifier's labels, in order; () of an embedding model.
         has_bias: whether a classifier's `score` has a bias.

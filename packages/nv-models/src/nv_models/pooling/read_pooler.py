@@ -1,4 +1,4 @@
-"""The reading of what a model's files, and the user, say of pooling.
+"""The reading of pooling from a model's files and the user's options.
 
 Owns the choice between text and pooling, and the meaning of the fields. Folders of
 sentence-transformers are `sentence_transformers`'. Never reads a weight.

@@ -1,6 +1,6 @@
 """Chat answers: the messages of /v1/chat/completions, streamed or whole.
 
-Owns their shape. Never reads a text: a `Speech` reports what it says.
+Owns their shape. Never reads a text: a `Speech` finds the parts of it.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
 @dataclass(frozen=True, kw_only=True)
 class ChatForm:
-    """What a chat's answer has, whether it is streamed or not.
+    """The parts of a chat's answer, whether it is streamed or not.
 
     Attributes:
         head: the fields that begin every object.
@@ -49,7 +49,7 @@ class ChatForm:
         return chat_logprobs(delta.logprobs or [], self.num_top, self.names)
 
     def said(self, speech: Speech, delta: CompletionOutput) -> "Said":
-        """What a delta says, and the reason if it is the last; without thoughts that are hidden."""
+        """The events of a delta but hidden thoughts, and the reason if it is the last."""
         events = speech.push(delta.text)
         reason = delta.finish_reason
         if reason is not None:
@@ -61,7 +61,7 @@ class ChatForm:
 
 
 class Said(NamedTuple):
-    """What is new of an answer."""
+    """The new part of an answer."""
 
     events: list[Event]
     finish_reason: str | None
@@ -121,7 +121,7 @@ class ChatEvents(EndsWithDone):
         self._content_suffix = b"}" + self._suffix
 
     def push(self, number: int, delta: CompletionOutput) -> bytes:  # one prompt
-        """The events of a delta: its role if it is the first, what it says, its end."""
+        """The events of a delta: its role if it is the first, its text, its end."""
         index, text = delta.index, delta.text
         choice = self._choices[index]
         if (  # nearly always
@@ -236,7 +236,7 @@ class _Choice:
     stop_reason: int | str | None = None
 
     def add(self, event: Event) -> None:
-        """Add what the text says next."""
+        """Add the next event of the text."""
         match event:
             case Content(text):
                 self.texts.append(text)
@@ -248,7 +248,7 @@ class _Choice:
                 self.calls[index].arguments.append(text)
 
     def message(self, *, has_thoughts: bool) -> dict[str, Any]:
-        """What was said."""
+        """The whole message."""
         is_null = not self.texts and (self.thoughts or self.calls)
         content = None if is_null else "".join(self.texts)
         found: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}

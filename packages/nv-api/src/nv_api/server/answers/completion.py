@@ -24,7 +24,7 @@ COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionForm:
-    """What completions have, whether they are streamed or not.
+    """The parts of completions, whether they are streamed or not.
 
     Attributes:
         head: the fields that begin every object.
@@ -85,7 +85,7 @@ class Choices:
         return number * self._form.num_choices + delta.index
 
     def piece(self, number: int, delta: CompletionOutput) -> Piece:
-        """What is new; of the first piece of an echo, the prompt too."""
+        """The new part; of the first piece of an echo, the prompt too."""
         index = self.index(number, delta)
         piece = Piece(finish_reason=delta.finish_reason, stop_reason=delta.stop_reason)
         if self._form.is_echo and not self._has_begun[index]:

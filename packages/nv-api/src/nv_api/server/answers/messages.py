@@ -1,6 +1,6 @@
 """Message answers: the blocks of /v1/messages, streamed or whole.
 
-Owns their shape, and the order of the events. What a text says is for `nv_api.said` to find.
+Owns their shape, and the order of the events. `nv_api.said` finds the parts of a text.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 
 @dataclass(frozen=True, kw_only=True)
 class MessageForm:
-    """What an answer has from the beginning.
+    """The facts of an answer that are known from the beginning.
 
     Attributes:
         request_id: of HTTP; a part of the answer's id.
@@ -119,7 +119,7 @@ class _Block(Protocol):
         """A text that follows."""
 
     def last_deltas(self, text: str) -> list[Json]:
-        """What comes after the whole text."""
+        """The events after the whole text."""
 
     def whole(self, text: str) -> Json:
         """The block with its whole text."""

@@ -1,6 +1,6 @@
 """Response answers: the items of /v1/responses, streamed or whole.
 
-Owns their shape, and the order of the events. What a text says is for `nv_api.said` to find.
+Owns their shape, and the order of the events. `nv_api.said` finds the parts of a text.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ IN_PROGRESS, COMPLETED, INCOMPLETE, FAILED = "in_progress", "completed", "incomp
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseForm:
-    """What a response has from the beginning.
+    """The facts of a response that are known from the beginning.
 
     Attributes:
         name: a part of the ids of the response and its items.

@@ -118,7 +118,7 @@ def _line(content: bytes, number: int) -> Line:
 
 
 def _problem(found: dict[str, Any]) -> str | None:
-    """What is wrong with a line that has a name."""
+    """The fault of a line that has a name; None: it has none."""
     url, body = found.get("url"), found.get("body")
     if found.get("method") != "POST":
         return f"method is {shown(found.get('method'))}: it must be POST"

@@ -29,8 +29,8 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
-    """What to do.
+class BatchJob:
+    """The files of a batch, and how many lines are in flight at once.
 
     Raises:
         ValueError: at construction, for a value out of range.
@@ -69,7 +69,7 @@ class Counts:
 
 
 def run(
-    model: str, llm_options: Mapping[str, Any], options: ServeOptions, batch: Batch
+    model: str, llm_options: Mapping[str, Any], options: ServeOptions, batch: BatchJob
 ) -> tuple[Counts, int]:
     """Answer the lines that have no result yet; returns their counts and the exit code.
 

@@ -59,7 +59,7 @@ class _Client:
     async def send(self, message: Any) -> None:  # noqa: ANN401
         """Send a part of the response."""
         if message["type"] == "http.response.body" and not message.get("more_body", False):
-            self._is_answered = True  # the end of the connection is no news after this
+            self._is_answered = True  # the end of the connection means nothing after this
         await self._send(message)
 
     def stop_listening(self) -> None:

@@ -1,4 +1,4 @@
-"""What travels: OpenAI's shapes, and vLLM's where OpenAI has none.
+"""Protocol: OpenAI's shapes, and vLLM's where OpenAI has none.
 
 Owns names and kinds of fields. Never checks a value's range: `SamplingParams` does.
 """

@@ -198,14 +198,14 @@ class ChatResponse(Given):
 
 
 class FunctionDelta(Given):
-    """What is new of a function that is called: its name comes first, and whole."""
+    """The new part of a function that is called: its name comes first, and whole."""
 
     name: str | None = None
     arguments: str
 
 
 class ToolCallDelta(Given):
-    """What is new of a call: only the first has its id and type."""
+    """The new part of a call: only the first has its id and type."""
 
     index: int
     id: str | None = None
@@ -214,7 +214,7 @@ class ToolCallDelta(Given):
 
 
 class ChatDelta(Given):
-    """What is new of a message."""
+    """The new part of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -224,7 +224,7 @@ class ChatDelta(Given):
 
 
 class ChatChunkChoice(Given):
-    """What is new of a completion."""
+    """The new part of a completion."""
 
     index: int
     delta: ChatDelta

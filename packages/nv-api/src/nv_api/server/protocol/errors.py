@@ -4,7 +4,7 @@ from nv_api.server.protocol.fields import Given
 
 
 class ErrorDetail(Given):
-    """What is wrong."""
+    """The error."""
 
     message: str
     type: str

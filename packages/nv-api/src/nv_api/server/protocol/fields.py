@@ -67,7 +67,7 @@ Verbosity = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Asked):
-    """What a stream has besides its text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     """A chunk with the usage before the end."""

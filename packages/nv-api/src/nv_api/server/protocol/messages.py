@@ -236,7 +236,7 @@ class TokenCount(Given):
 
 
 class AnthropicErrorDetail(Given):
-    """What is wrong."""
+    """The error."""
 
     type: str
     message: str

@@ -20,7 +20,7 @@ class ChatDefaults(Given):
 
 
 class PageDefaults(Given):
-    """What the page shows before anything is asked."""
+    """The values that the page shows at first."""
 
     models: list[str]
     """Names of the model, the one that is used where a request has none first."""

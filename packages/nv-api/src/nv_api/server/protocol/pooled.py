@@ -98,7 +98,7 @@ class PooledUsage(Given):
 
 
 class PooledResponse(Given):
-    """What every response has but those of rerank."""
+    """The fields of every response but those of rerank."""
 
     id: str
     object: Literal["list"] = "list"

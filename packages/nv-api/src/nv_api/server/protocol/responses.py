@@ -208,7 +208,7 @@ Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class ReasoningItem(Given):
-    """What the model thought."""
+    """The thoughts of the model."""
 
     id: str
     type: Literal["reasoning"]
@@ -218,7 +218,7 @@ class ReasoningItem(Given):
 
 
 class MessageItem(Given):
-    """What the model answered."""
+    """The answer of the model."""
 
     id: str
     type: Literal["message"]

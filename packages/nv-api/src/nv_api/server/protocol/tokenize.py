@@ -47,7 +47,7 @@ class DetokenizeResponse(Given):
 
 
 class TokenizerInfo(Given):
-    """What is known of the tokenizer; more fields than these."""
+    """The facts of the tokenizer; more fields than these."""
 
     model_config = ConfigDict(extra="allow")
 

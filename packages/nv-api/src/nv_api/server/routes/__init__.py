@@ -1,4 +1,4 @@
 """Routes: one file for each kind.
 
-Owns paths and what /openapi.json says of them.
+Owns paths and their descriptions in /openapi.json.
 """

@@ -97,7 +97,7 @@ def write_whole(files: list[Path], folder: Path) -> None:
 
 
 def write_folder(files: list[Path], folder: Path) -> None:
-    """Everything that the metadata can say, and links to the rest."""
+    """Write files of all that the metadata holds, and links to the rest."""
     require_extra()
     header = read_header(files[0])
     with TOKENIZERS:

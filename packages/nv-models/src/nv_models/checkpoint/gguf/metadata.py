@@ -35,7 +35,7 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 
 def config_json(header: Header) -> dict[str, Value]:
-    """What config.json would say.
+    """The fields that config.json would have.
 
     Raises:
         ValueError: an architecture, a rope, a key or a tensor that is not supported, or metadata

@@ -225,7 +225,7 @@ def add_special_tokens(tokenizer: Tokenizer, values: Section, tokens: list[str])
     """Control tokens are matched whole and left out of text; user-defined ones stay in it.
 
     A token that ends a text is a control token, whatever its type. The white space after a
-    token of Phi-3 belongs to it; llama.cpp knows that by the model's name, as no key says it.
+    token of Phi-3 belongs to it; llama.cpp knows that by the model's name, as no key has it.
     """
     kinds = token_types(values, len(tokens))
     ends = end_texts(tokens)
