@@ -42,6 +42,7 @@ def test_surface():
         "Routing",
         "RowTables",
         "SamplingTensors",
+        "Scorer",
         "StepRows",
         "Stream",
         "TokenRing",

@@ -253,7 +253,7 @@ def test_a_layer_in_plain_torch(tokens):
 
 def test_forms_of_unknown_shapes():
     assert choose(1, 5120, 5120) == Gemv(4, 2048, 8)
-    assert choose(40, 2048, 4096) == Slab(64, 8)
+    assert choose(40, 1536, 4096) == Slab(64, 8)
     assert choose(16, 2 * 8192, 1024, gated=True) == Slab(16, 1)
     assert choose(300, 4096, 1024) == Library()
     assert choose(16, 100, 1024) == Library()

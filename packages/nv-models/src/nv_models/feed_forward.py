@@ -46,14 +46,14 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(self, config: ModelConfig, kind: Mixture, placement: Placement) -> None:
         super().__init__()
+        assert not config.mlp_stays_pending, "no architecture norms or scales what experts add"
         self.gate = Router(config.hidden_size, kind, placement)
         self.experts = ExpertMLPs(config.hidden_size, kind, placement)
 
     def forward(self, stream: nk.Stream, norm: RMSNorm | None) -> nk.Stream:
         """The stream before the experts -> after it, with their sum pending."""
         assert norm is not None, "no architecture has experts that read the stream itself"
-        normed, stream = norm(stream)  # [T, E]
-        return self.experts(normed, self.gate(normed), stream)
+        return self.experts(stream, norm, self.gate)
 
 
 def feed_forward(config: ModelConfig, layer: LayerSpec, placement: Placement) -> nn.Module:

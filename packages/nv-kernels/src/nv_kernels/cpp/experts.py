@@ -22,17 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def route(logits: torch.Tensor, top_k: int, normalised: bool, tile: int = 0) -> Routing:
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    normalised: bool,
+    tile: int = 0,
+    *,
+    is_sorted: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Routing:
     """Choose experts; see `nv_kernels.reference.route`. A logit that is NaN is never compared."""
     call = kernel("route", logits.dtype)
-    if call is None or tile:
-        return routing.route.definition(logits, top_k, normalised, tile)
+    if call is None or tile or logits.dim() == 3:
+        define = routing.route.definition
+        return define(logits, top_k, normalised, tile, is_sorted=is_sorted, dtype=dtype)
     logits = logits.contiguous()
     experts = logits.new_empty(logits.shape[0], top_k, dtype=torch.int32)
     weights = torch.empty_like(experts, dtype=logits.dtype)
     outputs = (experts.data_ptr(), weights.data_ptr())
     call(logits.data_ptr(), *outputs, *logits.shape, top_k, normalised, torch.get_num_threads())
-    return Routing(experts, weights, None, None, 0)
+    return Routing(experts, weights)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,9 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
     (17, 64, 24576, 4096, True): Dot(64, 64, 128, 1, 4, True, 4),
     (17, 64, 4096, 12288, False): Dot(64, 128, 64, 4, 5, True, 8),
     (65, 128, 24576, 4096, True): Dot(128, 128, 64, 1, 3, False, 4),
+    # Qwen3-30B-A3B
+    (33, 64, 5120, 2048, False): Library(),
+    (33, 64, 2048, 4096, False): Dot(64, 64, 128, 4, 4, False, 4),
     # LM head of 151,936 tokens, hidden 1024
     (1, 2, 151936, 1024, False): Gemv(4, 1024, 8),
     (3, 16, 151936, 1024, False): Dot(16, 128, 128, 1, 3, True, 8, trigger=3),

@@ -13,21 +13,31 @@ from torch import nn
 
 from nv_models.config import Mixture
 from nv_models.layers.linear import Linear
+from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
 from nv_models.quantization.form import Region
 from nv_models.shard import Shard
 
 
 class Router(Linear):
-    """The normed stream [T, K] -> a logit for each expert [T, E], in the model's dtype."""
+    """The matrix that scores the experts, whole on every rank, and how they are chosen.
+
+    It is a `nk.Scorer`.
+    """
 
     def __init__(self, hidden_size: int, kind: Mixture, placement: Placement) -> None:
         super().__init__(kind.num_experts, hidden_size, kind.bias, placement)
         self.kind = kind
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, K] -> [T, E], the same on every rank."""
-        return self.weight.linear(x, self.bias)
+    @property
+    def top_k(self) -> int:
+        """Experts per token."""
+        return self.kind.top_k
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether the chosen probabilities are divided by their sum."""
+        return self.kind.is_normalised
 
     def regions(self, name: str) -> list[Region]:
         """The whole matrix."""
@@ -112,16 +122,15 @@ class ExpertMLPs(nn.Module):
         )
         del self.gate_up, self.down
 
-    def forward(self, x: torch.Tensor, logits: torch.Tensor, stream: nk.Stream) -> nk.Stream:
-        """Add the weighted sum of each token's experts to the stream; it stays pending.
+    def forward(self, stream: nk.Stream, norm: RMSNorm, router: Router) -> nk.Stream:
+        """Add the weighted sum of each token's experts to the stream; it may stay pending.
 
         Args:
-            x: [T, K], the normed stream.
-            logits: [T, E] of the router.
-            stream: with nothing pending.
+            stream: the residual [T, K].
+            norm: norm of the residual.
+            router: reads the normed stream.
         """
-        routing = self.experts.route(logits, self.kind.top_k, self.kind.is_normalised)
-        return self.experts.linear_add(x, routing, stream, self.rank_sum)
+        return self.experts.norm_add(stream, norm, router, self.rank_sum)
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each expert's three matrices, or the stacks of all."""

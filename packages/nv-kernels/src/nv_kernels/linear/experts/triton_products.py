@@ -12,7 +12,7 @@ from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous import wait_for_previous
 from nv_kernels.linear.experts.gate import SWIGLU
-from nv_kernels.linear.experts.triton_few import few
+from nv_kernels.linear.experts.triton_few import few_down, few_gated
 from nv_kernels.linear.experts.triton_tiles import tiles
 
 if TYPE_CHECKING:
@@ -45,23 +45,18 @@ def expert_gated_linear(
     gate: Gate = SWIGLU,
 ) -> torch.Tensor:
     """Multiply and gate; see `nv_kernels.reference.expert_gated_linear`. It rounds only once."""
-    out = torch.empty(*routing.experts.shape, gate_up.shape[1] // 2, dtype=x.dtype, device=x.device)
-    if out.numel():
-        product = tiles if routing.tile else few
-        product(x.contiguous(), gate_up.contiguous(), bias, routing, out, gate=gate)
-    return out
+    product = tiles if routing.tile else few_gated
+    return product(x.contiguous(), gate_up.contiguous(), bias, routing, gate)
 
 
 def expert_linear(
     gated: torch.Tensor, down: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Multiply; see `nv_kernels.reference.expert_linear`. It rounds only once."""
-    num_tokens, top_k = routing.experts.shape
-    out = torch.empty(top_k, num_tokens, down.shape[1], dtype=gated.dtype, device=gated.device)
-    if out.numel():
-        product = tiles if routing.tile else few
-        product(gated.contiguous(), down.contiguous(), bias, routing, out, gate=None)
-    return out
+    gated, down = gated.contiguous(), down.contiguous()
+    if routing.tile:
+        return tiles(gated, down, bias, routing, None)
+    return few_down(gated, down, bias, routing, is_summed=False)
 
 
 def sum_partials(partials: torch.Tensor) -> torch.Tensor:

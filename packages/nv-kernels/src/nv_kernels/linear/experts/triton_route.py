@@ -1,11 +1,12 @@
 """The choice of experts on a card, and the sort of its entries: one launch each.
 
-A program handles a block of tokens. The first kernel counts the entries of each expert in its
-block; a program of the second sums the counts of all blocks, so it knows where its own entries
-start. There are no atomics: the order is the same every time.
+A program handles a block of tokens. With few tokens it is one warp with one token, whose maxima
+need no barrier. For the sort, the first kernel counts the entries of each expert in its block; a
+program of the second sums the counts of all blocks, so it knows where its own entries start. There
+are no atomics: the order is the same every time.
 """
 
-# mypy: disable-error-code="assignment, var-annotated"
+# mypy: disable-error-code="assignment, unreachable, var-annotated"
 
 from __future__ import annotations
 
@@ -15,54 +16,101 @@ import triton.language as tl
 
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
-from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.launch.triton_previous import launch_and_wait, wait_for_previous
 from nv_kernels.linear.experts.routing import Routing, num_tiles
 
-ELEMENTS = 1024  # of a program's [tokens, experts] at once
+ELEMENTS = 2048  # of a program's [tokens, experts] at once, where entries are sorted
+COUNTED = 8192  # of the [blocks, experts] whose counts are read at once
 MOST_TOKENS = 64
+LAUNCH = False
 MOST_BLOCKS = 256  # every program of the sort reads the counts of all blocks
-LOWEST = tl.constexpr(-(2**63))
+
+
+@triton.jit
+def _keys(x, columns, dtype: tl.constexpr):
+    """Return integers in the order of logits x, which are of this dtype, and distinct in a row.
+
+    Of equal logits the lower column has the higher key. 16 bits of a key are the column's; the
+    bits above are the logit's.
+    """
+    x = tl.where(x == 0.0, 0.0, x)  # -0.0 equals 0.0
+    low = (0xFFFF - columns)[None, :]
+    if dtype == tl.float32:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        return (bits.to(tl.int64) << 16) | low.to(tl.int64)
+    else:
+        bits = x.to(dtype).to(tl.int16, bitcast=True).to(tl.int32)
+        bits = tl.where(bits < 0, bits ^ 0x7FFF, bits)
+        return (bits << 16) | low
+
+
+@triton.jit
+def _logits(keys, dtype: tl.constexpr):
+    """Return the logits in fp32 that keys were made of."""
+    bits = (keys >> 16).to(tl.int32)
+    if dtype == tl.float32:
+        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+        return bits.to(tl.float32, bitcast=True)
+    else:
+        bits = tl.where(bits < 0, bits ^ 0x7FFF, bits)
+        return bits.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "steps"])
 def route_kernel(
-    logits, experts, weights, counts, num_tokens, steps,
-    E: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_E: tl.constexpr, COUNT: tl.constexpr, PDL: tl.constexpr,
+    logits, experts, weights, counts, slots, num_tokens, steps,
+    E: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, PARTIALS: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, LAUNCH_FIRST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Choose for steps * TOKENS tokens; COUNT: store the entries of each expert."""
-    wait_for_previous(PDL)
+    """Choose for steps * TOKENS tokens; store the entries of each expert, or each expert's slot.
+
+    Either is None if it is not wanted.
+    """
+    if slots is not None and LAUNCH_FIRST:
+        launch_and_wait(PDL)
+    else:
+        wait_for_previous(PDL)
+    dtype: tl.constexpr = weights.dtype.element_ty
+    LOWEST: tl.constexpr = -(2**63) if dtype == tl.float32 else -(2**31)
     columns = tl.arange(0, BLOCK_E)
     total = tl.zeros([BLOCK_E], tl.int32)
     for step in range(steps):
         rows = (tl.program_id(0) * steps + step) * TOKENS + tl.arange(0, TOKENS)
-        inside = (rows < num_tokens)[:, None] & (columns < E)[None, :]
+        is_real = rows < num_tokens
+        inside = is_real[:, None] & (columns < E)[None, :]
         at = rows[:, None].to(tl.int64) * E + columns[None, :]
         x = tl.load(logits + at, mask=inside, other=0.0).to(tl.float32)
-        x = tl.where((columns < E)[None, :], x, float("-inf"))
-        exps = tl.exp(x - tl.max(x, 1)[:, None])
-        probabilities = exps / tl.sum(exps, 1)[:, None]
-        # Integers in the order of the logits; of equal logits the lower column has the higher key.
-        bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)  # -0.0 equals 0.0
-        bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        keys = (bits.to(tl.int64) << 16) | (0xFFFF - columns)[None, :].to(tl.int64)
+        for part in tl.static_range(1, PARTIALS):
+            start = tl.cast(num_tokens, tl.int64) * (part * E)
+            x += tl.load(logits + start + at, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(dtype).to(tl.float32)
+        keys = _keys(x, columns, dtype)
         keys = tl.where((columns < E)[None, :], keys, LOWEST)
+        x = tl.where((columns < E)[None, :], x, float("-inf"))
+        top = tl.max(x, 1)
+        whole = tl.sum(tl.exp(x - top[:, None]), 1)
         values = ()
         chosen = tl.zeros([TOKENS], tl.float32)
+        slot_of = tl.full([TOKENS, BLOCK_E], -1, tl.int32)
         for slot in tl.static_range(TOP_K):
-            ids = 0xFFFF - (tl.max(keys, 1) & 0xFFFF).to(tl.int32)
-            hit = columns[None, :] == ids[:, None]
-            value = tl.sum(tl.where(hit, probabilities, 0.0), 1)
+            best = tl.max(keys, 1)
+            ids = 0xFFFF - (best & 0xFFFF).to(tl.int32)
+            value = tl.exp(_logits(best, dtype) - top) / whole
             values = values + (value,)
             chosen += value
+            tl.store(experts + rows * TOP_K + slot, ids, mask=is_real)
+            hit = keys == best[:, None]
             keys = tl.where(hit, LOWEST, keys)
-            tl.store(experts + rows * TOP_K + slot, ids, mask=rows < num_tokens)
-            total += tl.sum((hit & (rows < num_tokens)[:, None]).to(tl.int32), 0)
+            slot_of = tl.where(hit, slot, slot_of)
         for slot in tl.static_range(TOP_K):
             weight = values[slot] / chosen if NORMALISED else values[slot]
-            weight = weight.to(weights.dtype.element_ty)
-            tl.store(weights + rows * TOP_K + slot, weight, mask=rows < num_tokens)
-    if COUNT:
+            tl.store(weights + rows * TOP_K + slot, weight.to(dtype), mask=is_real)
+        if slots is not None:
+            tl.store(slots + columns[None, :] * num_tokens + rows[:, None], slot_of, mask=inside)
+        if counts is not None:
+            total += tl.sum(((slot_of >= 0) & is_real[:, None]).to(tl.int32), 0)
+    if counts is not None:
         tl.store(counts + tl.program_id(0) * E + columns, total, mask=columns < E)
 
 
@@ -70,16 +118,19 @@ def route_kernel(
 def places_kernel(
     experts, counts, places, tile_experts, num_tokens, steps, tiles,
     E: tl.constexpr, TOP_K: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCK_E: tl.constexpr, PDL: tl.constexpr,
+    BLOCKS: tl.constexpr, BLOCK_E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Store the places of steps * TOKENS tokens' entries, and describe a share of the tiles."""
+    """Store the places of steps * TOKENS tokens' entries, and describe a share of the tiles.
+
+    The counts of BLOCKS blocks are read at once.
+    """
     wait_for_previous(PDL)
     block, num_blocks = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK_E)
     totals = tl.zeros([BLOCK_E], tl.int32)
     before = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(0, num_blocks, TOKENS):
-        blocks = first + tl.arange(0, TOKENS)
+    for first in range(0, num_blocks, BLOCKS):
+        blocks = first + tl.arange(0, BLOCKS)
         inside = (blocks < num_blocks)[:, None] & (columns < E)[None, :]
         some = tl.load(counts + blocks[:, None] * E + columns[None, :], mask=inside, other=0)
         totals += tl.sum(some, 0)
@@ -112,40 +163,57 @@ def places_kernel(
         tl.store(places + place, tl.full([TOKENS, TILE], -1, tl.int32), mask=is_empty)
 
 
-def route(logits: torch.Tensor, top_k: int, normalised: bool, tile: int = 0) -> Routing:
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    normalised: bool,
+    tile: int = 0,
+    *,
+    is_sorted: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Routing:
     """Choose experts; see `nv_kernels.reference.route`. A logit that is NaN counts as the highest.
 
     Args:
-        logits: [T, E], E at most 65,535.
+        logits: [T, E] or [P, T, E], E at most 65,535.
         top_k: k, from 1 to E.
         normalised: divide the chosen probabilities by their sum.
         tile: a power of two, or 0.
+        is_sorted: with tiles, whether entries are sorted into them, or slots are given.
+        dtype: the model's, where logits are partials.
     """
     logits = logits.contiguous()
-    num_tokens, num_experts = logits.shape
+    num_tokens, num_experts = logits.shape[-2:]
     block_e = next_power_of_2(num_experts)
-    tokens = max(1, min(MOST_TOKENS, ELEMENTS // block_e))
-    steps = max(1, cdiv(num_tokens, tokens * MOST_BLOCKS))
+    tokens, steps, warps = 1, 1, 1
+    if tile and is_sorted:
+        tokens, warps = max(1, min(MOST_TOKENS, ELEMENTS // block_e)), 4
+        steps = max(1, cdiv(num_tokens, tokens * MOST_BLOCKS))
     blocks = cdiv(num_tokens, tokens * steps)
 
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=logits.device)
+    def integers(*shape: int, of: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=of, device=logits.device)
 
-    experts, counts = integers(num_tokens, top_k), integers(blocks, num_experts)
-    weights = torch.empty_like(experts, dtype=logits.dtype)
+    experts, counts, slots = integers(num_tokens, top_k), None, None
+    if tile and is_sorted:
+        counts = integers(blocks, num_experts)
+    elif tile:
+        slots = integers(num_experts, num_tokens, of=torch.int16)
+    weights = torch.empty_like(experts, dtype=dtype or logits.dtype)
     options = dependent_launch(logits)
     if blocks:
         route_kernel[(blocks,)](
-            logits, experts, weights, counts, num_tokens, steps, num_experts, top_k, normalised,
-            tokens, block_e, tile > 0, num_warps=4, **options,
+            logits, experts, weights, counts, slots, num_tokens, steps, num_experts, top_k,
+            normalised, logits.shape[0] if logits.dim() == 3 else 1, tokens, block_e, LAUNCH,
+            num_warps=warps, **options,
         )  # fmt: skip
-    if not tile:
-        return Routing(experts, weights, None, None, 0)
+    if counts is None:
+        return Routing(experts, weights, tile, slots=slots)
     tiles = num_tiles(num_tokens * top_k, num_experts, tile)
     places, tile_experts = integers(tiles * tile), integers(tiles)
     if blocks:
         places_kernel[(blocks,)](
             experts, counts, places, tile_experts, num_tokens, steps, tiles, num_experts, top_k,
-            tile, tokens, block_e, num_warps=4, **options,
+            tile, tokens, max(1, COUNTED // block_e), block_e, num_warps=4, **options,
         )  # fmt: skip
-    return Routing(experts, weights, places, tile_experts, tile)
+    return Routing(experts, weights, tile, places, tile_experts)

@@ -1,7 +1,8 @@
-"""Many tokens times their experts' weights, on the tensor cores, in tiles of one expert's entries.
+"""Several tokens times their experts' weights, on the tensor cores, in tiles of one expert each.
 
-Owns the settings of each height of tile. They follow those of `linear.tuned` for the same number of
-tokens and were not measured.
+Owns the settings of each height of tile, and both ways by which a program finds its entries: sorted
+into tiles, or, with so few tokens that a program can look at all of them, from the slots of its
+expert. On cards that have it, the weights' rows are read by bulk copy (TMA).
 """
 
 # mypy: disable-error-code="assignment, unreachable"
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
+from nv_kernels.launch.card import num_multiprocessors
 from nv_kernels.launch.dependent import dependent_launch
-from nv_kernels.launch.sizes import cdiv
-from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.launch.sizes import cdiv, next_power_of_2
+from nv_kernels.launch.triton_previous import prefetch_l2, wait_for_previous
 from nv_kernels.linear.experts.triton_gate import constants, gated
 
 if TYPE_CHECKING:
@@ -43,101 +46,213 @@ class TileShape:
 
 
 GATED = {
-    16: TileShape(64, 128, 4, 4),
+    16: TileShape(64, 128, 2, 4),
     32: TileShape(64, 128, 3, 4),
     64: TileShape(64, 64, 4, 4),
     128: TileShape(128, 64, 3, 8),
 }
 """By height, of gate and up; each output reads two rows of the weight."""
 DOWN = {
-    16: TileShape(128, 128, 4, 4),
+    16: TileShape(128, 128, 3, 4),
     32: TileShape(128, 128, 3, 4),
     64: TileShape(128, 64, 4, 4),
-    128: TileShape(128, 64, 4, 8),
+    128: TileShape(256, 64, 3, 8),
 }
 """By height, of the last product."""
-SINGLE = TileShape(32, 32, 2, 4)
+JOINED_FROM = tl.constexpr(64)
+"""The least height at which one dot has the rows of gate and of up."""
+SINGLE = TileShape(32, 16, 2, 8)
 """Of fp32, whose dots run on the CUDA cores."""
 
 
-@triton.jit
-def _dot(tile, rows, sums, SWAP: tl.constexpr):
-    """Add tile [M, K] by rows [N, K] to [M, N], or to [N, M] if SWAP."""
-    if SWAP:
-        return tl.dot(rows, tile.T, sums, input_precision="ieee")
-    else:
-        return tl.dot(tile, rows.T, sums, input_precision="ieee")
+GATED_AHEAD = 0
+DOWN_AHEAD = 0
+PER_PROCESSOR = 2
 
 
 @triton.jit
-def _along(values, SWAP: tl.constexpr):
-    """Lay values [N] along sums [M, N], or along [N, M] if SWAP."""
-    if SWAP:
-        return values[:, None]
+def _rows_at(
+    weight, matrix, first, N: tl.constexpr, K: tl.constexpr, SIDES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BULK: tl.constexpr,
+):  # fmt: skip
+    """Return pointers to the first columns of rows of SIDES matrices, if they are used."""
+    if BULK:
+        return 0
     else:
-        return values[None, :]
+        row = tl.arange(0, SIDES * BLOCK_N)
+        row = (matrix + row // BLOCK_N).to(tl.int64) * N + (first + row % BLOCK_N) % N
+        return weight + row[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
+
+
+@triton.jit
+def _fetch_rows(
+    weight, matrix, first, N: tl.constexpr, K: tl.constexpr, SIDES: tl.constexpr,
+    BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Fetch the first COLUMNS of rows of SIDES matrices into L2."""
+    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
+    lines = tl.arange(0, COLUMNS // LINE) * LINE
+    at = _rows_at(weight, matrix, first, N, K, SIDES, BLOCK_N, 1, False) + lines[None, :]
+    prefetch_l2(at, (lines < K)[None, :])
+
+
+@triton.jit
+def _rows(
+    weight, at, matrix, first, k, K: tl.constexpr, SIDES: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BULK: tl.constexpr,
+):  # fmt: skip
+    """Load [SIDES * BLOCK_N, BLOCK_K], the rows from `first` on of SIDES matrices."""
+    if BULK:
+        return weight.load([matrix, first, k]).reshape(SIDES * BLOCK_N, BLOCK_K)
+    elif K % BLOCK_K == 0:
+        return tl.load(at + k)
+    else:
+        return tl.load(at + k, mask=(k + tl.arange(0, BLOCK_K) < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _sums(
+    x_at, weight, matrix, first, is_real,
+    N: tl.constexpr, K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr,
+):  # fmt: skip
+    """Multiply rows of x by rows of a matrix, and of the next one if GATED: two [BLOCK_M, BLOCK_N].
+
+    A low tile has the weight's rows along the dot's long side. A high one has the rows of both
+    matrices in one dot.
+    """
+    columns = tl.arange(0, BLOCK_K)
+    if BLOCK_M < JOINED_FROM:
+        at = _rows_at(weight, matrix, first, N, K, 1, BLOCK_N, BLOCK_K, BULK)
+        gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            mask = is_real if K % BLOCK_K == 0 else is_real & (k + columns < K)[None, :]
+            values = tl.load(x_at + k, mask=mask, other=0.0)
+            rows = _rows(weight, at, matrix, first, k, K, 1, BLOCK_N, BLOCK_K, BULK)
+            gate = tl.dot(rows, values.T, gate, input_precision="ieee")
+            if GATED:
+                side = at if BULK else at + N * K
+                rows = _rows(weight, side, matrix + 1, first, k, K, 1, BLOCK_N, BLOCK_K, BULK)
+                up = tl.dot(rows, values.T, up, input_precision="ieee")
+        return gate.T, up.T
+    else:
+        SIDES: tl.constexpr = 2 if GATED else 1
+        at = _rows_at(weight, matrix, first, N, K, SIDES, BLOCK_N, BLOCK_K, BULK)
+        sums = tl.zeros([BLOCK_M, SIDES * BLOCK_N], tl.float32)
+        for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            mask = is_real if K % BLOCK_K == 0 else is_real & (k + columns < K)[None, :]
+            values = tl.load(x_at + k, mask=mask, other=0.0)
+            rows = _rows(weight, at, matrix, first, k, K, SIDES, BLOCK_N, BLOCK_K, BULK)
+            sums = tl.dot(values, rows.T, sums, input_precision="ieee")
+        if GATED:
+            return tl.split(tl.permute(tl.reshape(sums, [BLOCK_M, 2, BLOCK_N]), (0, 2, 1)))
+        else:
+            return sums, sums
+
+
+@triton.jit
+def _multiply(
+    x, weight, bias, scales, out, expert, first, entries, is_real, num_tokens,
+    N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr,
+):  # fmt: skip
+    """Compute outputs [first, first + BLOCK_N) of entries [BLOCK_M] of one expert, and store them.
+
+    GATED: x [T, K], weight [E, 2N, K], bias [E, 2N] -> gated [T, k, N]. Else: x [T, k, K], weight
+    [E, N, K], bias [E, N] -> partials [k, T, N], multiplied by the routing's weights. BULK: weight
+    is a descriptor of matrices [N, K]. Rows past the last are not stored.
+    """
+    sources = entries // TOP_K if GATED else entries
+    sources = tl.where(is_real, sources, 0).to(tl.int64)
+    x_at = x + sources[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
+    matrix = expert * 2 if GATED else expert
+    gate, up = _sums(
+        x_at, weight, matrix, first, is_real[:, None], N, K, GATED, BLOCK_M, BLOCK_N, BLOCK_K,
+        STAGES, BULK,
+    )  # fmt: skip
+    outputs = first + tl.arange(0, BLOCK_N)
+    inside = outputs < N
+    if GATED:
+        if bias is not None:
+            added = bias + expert.to(tl.int64) * (2 * N) + outputs
+            gate += tl.load(added, mask=inside, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(added + N, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y = gated(gate, up, ALPHA, LIMIT, SHIFT)
+        places = entries
+    else:
+        y = gate
+        if bias is not None:
+            added = bias + expert.to(tl.int64) * N + outputs
+            y += tl.load(added, mask=inside, other=0.0).to(tl.float32)[None, :]
+        y *= tl.load(scales + entries, mask=is_real, other=0.0).to(tl.float32)[:, None]
+        places = (entries % TOP_K) * num_tokens + entries // TOP_K
+    at = places[:, None].to(tl.int64) * N + outputs[None, :]
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=is_real[:, None] & inside[None, :])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def tiles_kernel(
-    x, weight, bias, places, tile_experts, scales, out, num_tokens,
+def sorted_kernel(
+    x, weight, bias, scales, out, places, tile_experts, num_tokens,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute BLOCK_N of the N outputs of a tile of BLOCK_M entries.
-
-    GATED: x [T, K], weight [E, 2N, K], bias [E, 2N] -> gated [T, k, N]. Else: x [T, k, K], weight
-    [E, N, K], bias [E, N] -> partials [k, T, N], multiplied by the routing's weights.
-    """
+    """Compute BLOCK_N of the N outputs of a tile of BLOCK_M entries."""
     wait_for_previous(PDL)
-    SWAP: tl.constexpr = BLOCK_M < 64  # the weight's rows lie along the dot's long side
     tiles_n = tl.cdiv(N, BLOCK_N)
     tile = tl.program_id(0) // tiles_n
-    expert = tl.load(tile_experts + tile).to(tl.int64)
+    expert = tl.load(tile_experts + tile)
     if expert < 0:
         return
     entries = tl.load(places + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-    is_real = entries >= 0
-    outputs = (tl.program_id(0) % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
-    columns = tl.arange(0, BLOCK_K)
-    sources = entries // TOP_K if GATED else entries
-    sources = tl.where(is_real, sources, 0).to(tl.int64)
-    x_at = x + sources[:, None] * K + columns[None, :]
-    # Rows past the last read real rows and are not stored.
-    rows = weight + (expert * (2 if GATED else 1) * N + outputs % N)[:, None] * K + columns[None, :]
-    sums = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
-    ups = sums
-    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-        inside = (k + columns < K)[None, :]
-        if K % BLOCK_K == 0:
-            values = tl.load(x_at + k, mask=is_real[:, None], other=0.0)
-            sums = _dot(values, tl.load(rows + k), sums, SWAP)
-            if GATED:
-                ups = _dot(values, tl.load(rows + N * K + k), ups, SWAP)
-        else:
-            values = tl.load(x_at + k, mask=is_real[:, None] & inside, other=0.0)
-            sums = _dot(values, tl.load(rows + k, mask=inside, other=0.0), sums, SWAP)
-            if GATED:
-                ups = _dot(values, tl.load(rows + N * K + k, mask=inside, other=0.0), ups, SWAP)
-    if bias is not None:
-        added = bias + expert * (2 * N if GATED else N) + outputs % N
-        sums += _along(tl.load(added).to(tl.float32), SWAP)
-        if GATED:
-            ups += _along(tl.load(added + N).to(tl.float32), SWAP)
-    if GATED:
-        sums = gated(sums, ups, ALPHA, LIMIT, SHIFT)
-    if SWAP:
-        sums = sums.T
-    if GATED:
-        places_out = entries
-    else:
-        scale = tl.load(scales + entries, mask=is_real, other=0.0).to(tl.float32)
-        sums = sums * scale[:, None]
-        places_out = (entries % TOP_K) * num_tokens + entries // TOP_K
-    at = places_out[:, None].to(tl.int64) * N + outputs[None, :]
-    mask = is_real[:, None] & (outputs < N)[None, :]
-    tl.store(out + at, sums.to(out.dtype.element_ty), mask=mask)
+    _multiply(
+        x, weight, bias, scales, out, expert, (tl.program_id(0) % tiles_n) * BLOCK_N, entries,
+        entries >= 0, num_tokens, N, K, TOP_K, GATED, ALPHA, LIMIT, SHIFT, BLOCK_M, BLOCK_N,
+        BLOCK_K, STAGES, BULK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_ahead"])
+def slots_kernel(
+    x, weight, bias, scales, out, slots, matrices, num_tokens, num_ahead,
+    N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
+    ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr,
+    TOKENS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute BLOCK_N of the N outputs of all entries of an expert, BLOCK_M at a time.
+
+    TOKENS is at least num_tokens. The first num_ahead programs, which start before the previous
+    kernel has ended, fetch the first AHEAD columns of their rows of the matrices into L2. EARLY:
+    the slots are older than the previous kernel.
+    """
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    expert = tl.program_id(0) // tiles_n
+    first = (tl.program_id(0) % tiles_n) * BLOCK_N
+    SIDES: tl.constexpr = 2 if GATED else 1
+    if tl.program_id(0) < num_ahead:
+        _fetch_rows(matrices, expert * SIDES, first, N, K, SIDES, BLOCK_N, AHEAD)
+    if not EARLY:
+        wait_for_previous(PDL)
+    tokens = tl.arange(0, TOKENS)
+    at = slots + expert * num_tokens + tokens
+    slot = tl.load(at, mask=tokens < num_tokens, other=-1).to(tl.int32)
+    chosen = (slot >= 0).to(tl.int32)
+    order = tl.cumsum(chosen, 0)  # of an entry in its expert, from 1
+    count = tl.sum(chosen, 0)
+    if EARLY:
+        wait_for_previous(PDL)
+    for start in range(0, count, BLOCK_M):
+        wanted = start + 1 + tl.arange(0, BLOCK_M)
+        hit = (order * chosen)[None, :] == wanted[:, None]
+        entries = tl.sum(tl.where(hit, (tokens * TOP_K + slot)[None, :], 0), 1)
+        _multiply(
+            x, weight, bias, scales, out, expert, first, entries, wanted <= count, num_tokens, N, K,
+            TOP_K, GATED, ALPHA, LIMIT, SHIFT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, BULK,
+        )  # fmt: skip
 
 
 def tiles(
@@ -145,28 +260,63 @@ def tiles(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     routing: Routing,
-    out: torch.Tensor,
-    *,
     gate: Gate | None,
-) -> None:
-    """Multiply each tile of entries by its expert's matrix.
+    *,
+    is_after_gated: bool = False,
+) -> torch.Tensor:
+    """Multiply the entries of each expert by its matrix.
 
     Args:
-        x: [T, K] if gated, else [T, k, K].
-        weight: [E, 2N, K] if gated, else [E, N, K].
+        x: [T, K] with a gate, else [T, k, K].
+        weight: [E, 2N, K] with a gate, else [E, N, K].
         bias: [E, 2N] or [E, N], or None.
         routing: of the tokens, with tiles.
-        out: [T, k, N] if gated, else [k, T, N].
         gate: of the products; None: multiply by the routing's weights.
+        is_after_gated: the previous kernel made x, and the routing is older.
+
+    Returns:
+        [T, k, N] with a gate, else [k, T, N].
     """
+    num_tokens, top_k = routing.experts.shape
+    sides = 1 if gate is None else 2
+    outputs, columns = weight.shape[1] // sides, weight.shape[2]
+    pair = (top_k, num_tokens) if gate is None else (num_tokens, top_k)
+    out = torch.empty(*pair, outputs, dtype=x.dtype, device=x.device)
+    if not out.numel():
+        return out
     by_height = DOWN if gate is None else GATED
     shape = SINGLE if x.dtype == torch.float32 else by_height[routing.tile]
-    assert routing.tile_experts is not None
-    num_tokens, top_k = routing.experts.shape
-    outputs, columns = out.shape[2], x.shape[-1]
-    programs = routing.tile_experts.shape[0] * cdiv(outputs, shape.block_n)
-    tiles_kernel[(programs,)](
-        x, weight, bias, routing.places, routing.tile_experts, routing.weights, out, num_tokens,
+    options = dependent_launch(x)
+    is_bulk = has_bulk_copies(weight)
+    rows = weight
+    if is_bulk:
+        stack = weight.view(-1, outputs, columns)
+        box = [sides if routing.tile >= JOINED_FROM.value else 1, shape.block_n, shape.block_k]
+        rows = TensorDescriptor.from_tensor(stack, box)
+    common = (x, rows, bias, routing.weights, out)
+    sizes = (
         outputs, columns, top_k, *constants(gate), routing.tile, shape.block_n, shape.block_k,
-        shape.stages, num_warps=shape.warps, **dependent_launch(x),
+        shape.stages, is_bulk,
     )  # fmt: skip
+    tiles_n = cdiv(outputs, shape.block_n)
+    if routing.slots is not None:
+        ahead = GATED_AHEAD if gate is not None else DOWN_AHEAD
+        num_ahead = PER_PROCESSOR * num_multiprocessors(x.device) if options["PDL"] else 0
+        num_ahead, ahead = (num_ahead, ahead) if ahead else (0, 64)
+        slots_kernel[(weight.shape[0] * tiles_n,)](
+            *common, routing.slots, weight, num_tokens, num_ahead, *sizes,
+            next_power_of_2(num_tokens), ahead, is_after_gated, num_warps=shape.warps, **options,
+        )  # fmt: skip
+        return out
+    assert routing.tile_experts is not None
+    sorted_kernel[(routing.tile_experts.shape[0] * tiles_n,)](
+        *common, routing.places, routing.tile_experts, num_tokens, *sizes, num_warps=shape.warps,
+        **options,
+    )  # fmt: skip
+    return out
+
+
+def has_bulk_copies(weight: torch.Tensor) -> bool:
+    """Return whether the card can copy boxes of this matrix: from capability 9.0, if aligned."""
+    is_aligned = weight.data_ptr() % 16 == 0 and weight.shape[-1] * weight.element_size() % 16 == 0
+    return bool(dependent_launch(weight)["PDL"]) and is_aligned

@@ -1,10 +1,10 @@
 """The weights of a mixture of experts, which know their product.
 
-    routing = experts.route(router_logits, top_k, normalised)
-    stream = experts.linear_add(normed, routing, stream)
+    stream = experts.norm_add(stream, norm, router)
 
-On a card, with one rank or with sums over ranks inside the norm, these are at most four launches:
-the choice, its order, and two products. The sum over a token's experts is left to the next norm.
+On a card, with one rank or with sums over ranks inside the norm, this is a norm and at most five
+launches: the router's product, the choice, its order, and two products. With one or two tokens it
+is four in all. With more the sum over a token's experts is left to the next norm.
 `Experts` defines each method in plain ops; each device or format with its own kernels has a
 subclass in a file of its own.
 """
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from nv_kernels.linear.experts.gate import SWIGLU
 from nv_kernels.linear.experts.products import expert_gated_linear, expert_linear, sum_partials
 from nv_kernels.linear.experts.routing import route
-from nv_kernels.linear.stream import Stream
+from nv_kernels.linear.stream import Stream, normalise
 from nv_kernels.op import op
 
 if TYPE_CHECKING:
@@ -26,7 +26,29 @@ if TYPE_CHECKING:
 
     from nv_kernels.linear.experts.gate import Gate
     from nv_kernels.linear.experts.routing import Routing
+    from nv_kernels.linear.stream import Norm
+    from nv_kernels.linear.weight import Weight
     from nv_kernels.ranks.peers import RankSum
+
+
+class Scorer(Protocol):
+    """The product that scores the experts, and how they are chosen by the scores."""
+
+    @property
+    def weight(self) -> Weight:
+        """[E, K]: a logit for each expert."""
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[E] or None."""
+
+    @property
+    def top_k(self) -> int:
+        """Experts per token."""
+
+    @property
+    def is_normalised(self) -> bool:
+        """Whether the chosen probabilities are divided by their sum."""
 
 
 class Experts(ABC):
@@ -39,13 +61,35 @@ class Experts(ABC):
     def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Compute each token's experts and their weighted sum: [T, K] -> [T, K]."""
 
-    def route(self, logits: torch.Tensor, top_k: int, normalised: bool) -> Routing:
+    def route(
+        self,
+        logits: torch.Tensor,
+        top_k: int,
+        normalised: bool,
+        dtype: torch.dtype | None = None,
+    ) -> Routing:
         """Choose experts as `nk.route`, in the order that this object's products read."""
-        return route(logits, top_k, normalised)
+        return route(logits, top_k, normalised, dtype=dtype)
 
     def partials(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Mix for a consumer that sums partials: [T, K] -> [T, K], or [k, T, K] in x's dtype."""
         return self.mix(x, routing)
+
+    def norm_add(
+        self, stream: Stream, norm: Norm, router: Scorer, rank_sum: RankSum | None = None
+    ) -> Stream:
+        """Add the pending product, norm, choose, mix, and add to the stream as `linear_add`.
+
+        Args:
+            stream: the residual [T, K].
+            norm: norm of the residual.
+            router: reads the normed stream.
+            rank_sum: sums over the ranks, which share out F; None with one rank.
+        """
+        normed, stream = normalise(stream, norm)
+        logits = router.weight.partials(normed, router.bias)
+        routing = self.route(logits, router.top_k, router.is_normalised, normed.dtype)
+        return self.linear_add(normed, routing, stream, rank_sum)
 
     def linear_add(
         self,
