@@ -52,7 +52,9 @@ def against_measured() -> str:
             ]
             if model == "qwen3-0.6b":
                 step = replica.decode(32, 32 * 8224) * 1e3
-                cases.append(("32 x 8,192 tokens, ms a step", "long_context", "ms_per_token", step))
+                cases.append(
+                    ("32 x 8,192 tokens, ms per step", "long_context", "ms_per_token", step)
+                )
             for what, benchmark, key, value in cases:
                 found = measured(benchmark, key, replica)
                 shown = ("not yet measured", "")
@@ -78,7 +80,7 @@ def targets() -> str:
         what, missing = "batch-1 token time, of one card's", (fast - 0.62 * slow) / num_sums
         rows.append((card.name, what, "<= 0.62", fast / slow, _ratio(*pairs), missing))
     shown = [(*row[:3], f"{row[3]:.2f}", row[4], f"{max(row[5], 0) * 1e6:.1f}") for row in rows]
-    head = "cards | qwen3-8b on two | target | on paper | measured | us a sum to save, on paper"
+    head = "cards | qwen3-8b on two | target | on paper | measured | us per sum to save, on paper"
     return table(head, shown)
 
 
@@ -106,7 +108,7 @@ def sizes() -> str:
                     f"{replica.collectives(1, 1) / replica.decode(1, 256):.0%}",
                 )
             )
-    head = "model | cards a replica | reference, s | tokens/s a card | batch 1, ms | of it sums"
+    head = "model | cards per replica | reference, s | tokens/s per card | batch 1, ms | of it sums"
     return table(head, rows)
 
 
@@ -118,7 +120,9 @@ def contexts() -> str:
             batch = min(replica.room // context, 512)
             rate = batch / replica.decode(batch, batch * context) if batch > 0 else 0
             rows.append((model, ranks, f"{context:,}", batch, f"{rate / ranks:,.0f}"))
-    return table("model | cards a replica | context | sequences at once | tokens/s a card", rows)
+    return table(
+        "model | cards per replica | context | sequences at once | tokens/s per card", rows
+    )
 
 
 def clusters() -> str:
@@ -154,7 +158,7 @@ def tables() -> str:
     """All tables, as docs/scale.md contains them."""
     parts = (
         ("On paper and measured", f"{against_measured()}\n\n{targets()}"),
-        ("Cards a replica", sizes()),
+        ("Cards per replica", sizes()),
         ("Context", contexts()),
         ("Nodes", clusters()),
     )

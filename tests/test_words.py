@@ -36,11 +36,12 @@ SUFFIXES = {".py", ".h", ".cpp"}
 
 COUNTED = (
     "tokens|bytes|FLOPs|blocks|heads|elements|rows|columns|keys|queries|registers|programs?|words"
-    "|pieces|seconds|milliseconds|microseconds|query|row|once"
+    "|pieces|seconds|milliseconds|microseconds|query|row|once|ms|us|µs|s|requests|prompts|steps|cards"
+    "|nodes|launches|copies|lines|graphs|entries"
 )
 UNIT = (
     "second|block|kv head|row|token|thread|program|launch|multiprocessor|step|sequence|slot|layer"
-    "|machine|warp|load|request|rank|piece|tile|group"
+    "|machine|warp|load|request|rank|piece|tile|group|minute|hour|replica|card|node|batch|file|page"
 )
 # A phrase, and the words to write instead.
 PHRASES = {
