@@ -18,8 +18,14 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 
-NAMES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+NAMES = {
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
+}
 """Names that llama.cpp has for architectures, by `model_type`."""
+ROUTERS = ("mlp.gate.weight", "moe.gate.weight", "mlp.router.weight")
 PERMUTED = {"llama", "smollm3", "granite"}
 SPECIAL = ["<|end|>", "<|turn|>"]
 CHAT_TEMPLATE = "{% for m in messages %}<|turn|>{{ m['content'] }}<|end|>{% endfor %}"
@@ -166,13 +172,15 @@ def add_tensors(
     from gguf.quants import dequantize  # noqa: PLC0415
 
     kept, is_offset = {}, "Gemma" in (folder / "config.json").read_text()
-    stacks: dict[str, dict[int, np.ndarray]] = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    stacks: dict[tuple[str, str], dict[int, np.ndarray]] = {}
+    for name, tensor in by_expert(load_file(folder / "model.safetensors")).items():
         module, _, leaf = name.rpartition(".")
+        if leaf == "sinks":
+            module, leaf = name, "weight"
         array, stored = (
             tensor.float().numpy(),
             kind_of(name, kind)
-            if tensor.ndim == 2 and not name.endswith(("mlp.gate.weight", "moe.gate.weight"))
+            if tensor.ndim == 2 and not name.endswith(ROUTERS)
             else GGMLQuantizationType.F32,
         )
         offset = 1 if is_offset and name.endswith("norm.weight") else 0  # as Gemma's classes add it
@@ -183,14 +191,58 @@ def add_tensors(
             data = halves.swapaxes(1, 2).reshape(data.shape)
         data = np.ascontiguousarray(data)
         if expert := re.search(r"\.experts\.(\d+)\.", module):
-            stack = stacks.setdefault(names(module.replace(expert[0], ".experts.*.")), {})
+            target = names(module.replace(expert[0], ".experts.*."))
+            stack = stacks.setdefault((target, leaf), {})
             stack[int(expert[1])] = data  # by number, while the file is sorted by name
             continue
         writer.add_tensor(f"{names(module)}.{leaf}", data, raw_dtype=stored)
-    for target, stack in stacks.items():
+    for (target, leaf), stack in stacks.items():
         data = np.stack([stack[expert] for expert in range(len(stack))])
-        writer.add_tensor(f"{target}.weight", data, raw_dtype=kind_of(target, kind))
-    return kept
+        stored = kind_of(target, kind) if leaf == "weight" else GGMLQuantizationType.F32
+        writer.add_tensor(f"{target}.{leaf}", data, raw_dtype=stored)
+    return stacked(kept)
+
+
+def by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors with GPT-OSS's stacks of experts taken apart; others as they are."""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, is_stack, part = name.partition(".experts.")
+        if not is_stack or part[0].isdigit():
+            found[name] = tensor
+            continue
+        leaf = "bias" if part.endswith("_bias") else "weight"
+        for expert, each in enumerate(tensor if leaf == "bias" else tensor.mT):
+            own = f"{layer}.experts.{expert}"
+            if part.startswith("gate_up"):
+                found[f"{own}.gate_proj.{leaf}"] = each[::2]
+                found[f"{own}.up_proj.{leaf}"] = each[1::2]
+            else:
+                found[f"{own}.down_proj.{leaf}"] = each
+    return found
+
+
+def stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inverse of `by_expert` where layers have GPT-OSS's router; others as they are."""
+    routers = [name for name in tensors if name.endswith("mlp.router.weight")]
+    found = {name: each for name, each in tensors.items() if not routers or ".experts." not in name}
+    for router in routers:
+        experts = router.replace("router.weight", "experts")
+        for leaf, end in (("weight", ""), ("bias", "_bias")):
+            gate, up, down = (
+                torch.stack(
+                    [
+                        tensors[f"{experts}.{n}.{part}_proj.{leaf}"]
+                        for n in range(len(tensors[router]))
+                    ]
+                )
+                for part in ("gate", "up", "down")
+            )
+            pairs = torch.stack((gate, up), 2).flatten(1, 2)
+            for part, values in (("gate_up_proj", pairs), ("down_proj", down)):
+                is_bias = leaf == "bias"
+                found[f"{experts}.{part}{end}"] = values if is_bias else values.mT.contiguous()
+    return found
 
 
 def head_dim_of(config: dict) -> int:

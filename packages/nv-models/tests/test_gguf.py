@@ -72,6 +72,13 @@ KEYS = {
         "rope.scaling.factor": 2.0,
     },
     "Glm4": {"rope.dimension_count": 16},
+    "GptOss": {
+        "attention.sliding_window": 16,
+        "expert_feed_forward_length": 96,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 64,
+    },
     "Exaone4": {
         "attention.sliding_window": 16,
         "attention.sliding_window_pattern": [True, False, True, False],

@@ -66,6 +66,7 @@ TEXT = "<|turn|> hi hï  12345\n<|end|>"
         ("gpt-2", ["1234", "5"], False),
         ("exaone4", ["1234", "5"], False),
         ("glm4", ["123", "4", "5"], False),
+        ("gpt-4o", ["123", "4", "5"], False),
     ],
 )
 def test_byte_level(tokenizer_of, pre, digits, has_bos):
@@ -80,6 +81,16 @@ def test_byte_level(tokenizer_of, pre, digits, has_bos):
     assert tokenizer.eos_token == "<|end|>"
     assert tokenizer.bos_token == "<|turn|>"
     assert tokenizer.decode(ids, skip_special_tokens=True) == " hi hï  12345\n"
+
+
+def test_words_of_gpt_oss_end_where_case_does(tokenizer_of):
+    splitter = tokenizer_of(pre="gpt-4o").backend_tokenizer.pre_tokenizer
+    text = "(ThatIt'S, helloWorld HTTPServer ÄÖü 漢字a 1234 a//\n\n  b \n\u0301AB"
+    words = [text[first:last] for _, (first, last) in splitter.pre_tokenize_str(text)]
+    assert words == [
+        "(That", "It'S", ",", " hello", "World", " HTTPServer", " ÄÖü", " 漢字a", " ", "123", "4",
+        " a", "//\n\n", " ", " b", " \n", "\u0301", "AB",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("pre", "is_whole"), [("glm4", True), ("chatglm-bpe", False)])

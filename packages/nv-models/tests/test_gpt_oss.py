@@ -2,12 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import nv_kernels as nk
 import pytest
 import torch
-from nv_models import TensorParallel, load_model, plan_model, read_config
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFWriter
+from nv_models import TensorParallel, load_model, plan_model, read_config, resolve
 from nv_models.checkpoint import mxfp4
+from nv_models.checkpoint.gguf import tensors as reader
+from nv_models.rope import cos_sin_table
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -162,3 +167,98 @@ def test_an_mxfp4_matrix_of_another_size_is_named(packed):
     plan = plan_model(packed[0], hf_overrides={"intermediate_size": 64})
     with pytest.raises(ValueError, match=f"{STACK}_blocks has shape .8, 64, 192., expected .8, 64"):
         plan.load()
+
+
+KEYS = {
+    "attention.sliding_window": 16, "expert_feed_forward_length": 96, "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64,
+}  # fmt: skip
+KINDS = {"exp": Kind.MXFP4, "": Kind.Q8_0}
+"""As published: experts in MXFP4, and the other matrices in another type."""
+
+
+class TestGGUF:
+    @pytest.fixture(autouse=True)
+    def _own_cache(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    @pytest.fixture
+    def both(self, tiny_model, write_gguf, tmp_path):
+        """A GGUF file, and a folder of safetensors with the values that the gguf library reads."""
+        folder = shutil.copytree(tiny_model("GptOss"), tmp_path / "folder")
+        kept = write_gguf(folder, tmp_path / "m.gguf", KINDS, metadata=KEYS)
+        save_file(kept, folder / "model.safetensors")
+        return tmp_path / "m.gguf", folder
+
+    def test_equals_the_dequantized_checkpoint(self, both, tiny_models, paged_runner):
+        found, expected = (load_model(each, dtype="float32") for each in both)
+        ours, theirs = (paged_runner(each).step(tiny_models.PROMPT) for each in (found, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        truth = tiny_models.transformers_logits(both[1], tiny_models.PROMPT)
+        assert (ours - truth).abs().max() <= 2e-4 * truth.abs().max()
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_rank_reads_its_part(self, both, rank):
+        parallel = TensorParallel(rank, 2)
+        models = [load_model(each, parallel=parallel, dtype="bfloat16") for each in both]
+        for ours, theirs in zip(*(model.model.layers for model in models), strict=True):
+            for name, values in vars(theirs.mlp.experts.experts).items():
+                if isinstance(values, torch.Tensor):
+                    assert torch.equal(getattr(ours.mlp.experts.experts, name), values), name
+            assert torch.equal(ours.self_attn.sinks, theirs.self_attn.sinks)
+            assert torch.equal(ours.mlp.gate.bias, theirs.mlp.gate.bias)
+
+    def test_the_config_is_that_of_the_folder(self, both):
+        found, expected = read_config(resolve(both[0])), read_config(both[1])
+        for ours, theirs in zip(found.layers, expected.layers, strict=True):
+            assert ours.attention == theirs.attention
+            torch.testing.assert_close(
+                *(cos_sin_table(each.rope, 32, 256) for each in (ours, theirs))
+            )
+            assert ours.feed_forward == replace(theirs.feed_forward, names=ours.feed_forward.names)
+
+    def test_an_expert_s_matrix_at_a_time(self, both, monkeypatch):
+        seen = []
+        usual = mxfp4.values_of_bytes
+        monkeypatch.setattr(
+            mxfp4,
+            "values_of_bytes",
+            lambda *packed: [seen.append(packed[0].shape), usual(*packed)][1],
+        )
+        load_model(both[0], dtype="bfloat16")
+        assert sorted(set(seen)) == [(64, 3, 16), (96, 2, 16)]
+        assert len(seen) == 4 * 3 * 8
+
+    @pytest.mark.parametrize(
+        ("own", "name"),
+        [
+            ("ffn_up_exps.bias", "mlp.experts.7.up_proj.bias [96]"),
+            ("ffn_down_exps.weight", "mlp.experts.0.down_proj.weight [64, 96]"),
+            ("attn_sinks.weight", "self_attn.sinks [4]"),
+        ],
+    )
+    def test_a_missing_tensor_is_named(self, both, monkeypatch, own, name):
+        usual = reader.by_expert
+        monkeypatch.setattr(
+            reader,
+            "by_expert",
+            lambda each, *rest: () if each == f"blk.2.{own}" else usual(each, *rest),
+        )
+        with pytest.raises(ValueError, match="cannot be loaded") as error:
+            load_model(both[0])
+        assert f"model.layers.2.{name} is missing" in str(error.value)
+
+    def test_biases_that_only_some_experts_have_are_refused(
+        self, tiny_model, write_gguf, monkeypatch, tmp_path
+    ):
+        usual = GGUFWriter.add_tensor
+        monkeypatch.setattr(
+            GGUFWriter,
+            "add_tensor",
+            lambda self, name, *data, **more: (
+                name.endswith("up_exps.bias") or usual(self, name, *data, **more)
+            ),
+        )
+        write_gguf(tiny_model("GptOss"), tmp_path / "m.gguf", Kind.F16, metadata=KEYS)
+        with pytest.raises(ValueError, match=r"has biases at .* and none at ffn_up_exps"):
+            resolve(tmp_path / "m.gguf")

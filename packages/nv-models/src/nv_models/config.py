@@ -68,6 +68,7 @@ class ExpertNames:
         is_stacked: the experts' matrices are two stacks, [E, K, 2F] and [E, F, K], of which the
             first alternates between gate and up, and so are their biases; the three names above
             are not used. Otherwise each expert has its own: `experts.N`.
+        has_biases: the router and the experts' matrices have biases.
     """
 
     module: str = "mlp"
@@ -77,6 +78,7 @@ class ExpertNames:
     width: str = "moe_intermediate_size"
     router: str = "gate"
     is_stacked: bool = False
+    has_biases: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,6 @@ class Mixture:
         top_k: k, from 1 to E.
         is_normalised: the weights of a token's experts sum to 1.
         names: in the checkpoint.
-        bias: the router and the experts' matrices have biases.
         gate: how an expert's gate and up become one.
     """
 
@@ -98,8 +99,12 @@ class Mixture:
     top_k: int
     is_normalised: bool
     names: ExpertNames = ExpertNames()
-    bias: bool = False
     gate: nk.Gate = nk.Gate()  # noqa: RUF009  # frozen
+
+    @property
+    def bias(self) -> bool:
+        """The router and the experts' matrices have biases."""
+        return self.names.has_biases
 
     def parameters(self, hidden_size: int) -> int:
         """Weights of its products, over all ranks, that one token is multiplied by."""

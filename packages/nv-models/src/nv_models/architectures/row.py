@@ -146,6 +146,8 @@ class Architecture:
         gguf_rotates_neighbours: its GGUF files hold the rows of q and k in llama.cpp's order.
         gguf_experts: the names, in checkpoints, of the router and of the stacks of experts that its
             GGUF files hold in place of each MLP.
+        gguf_layers: names of its layers in GGUF files, and in checkpoints, where they are not the
+            usual ones.
         gguf_fields: fields of config.json by keys of a GGUF file, which are read besides the usual.
         gguf_derived: makes the fields of config.json that llama.cpp does not write from those that
             it does.
@@ -172,5 +174,6 @@ class Architecture:
     gguf: str | None = None
     gguf_rotates_neighbours: bool = False
     gguf_experts: ExpertNames | None = None
+    gguf_layers: Mapping[str, str] = field(default_factory=dict)
     gguf_fields: Mapping[str, str] = field(default_factory=dict)
     gguf_derived: Callable[[Values], Values] = lambda _: {}

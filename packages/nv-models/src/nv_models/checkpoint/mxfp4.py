@@ -23,21 +23,34 @@ def is_packed(name: str) -> bool:
 
 
 def dequantize(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Values of a matrix.
+    """Values of a matrix, in which a byte's two are neighbours.
 
     Args:
         blocks: [N, G, 16] uint8.
         scales: [N, G] uint8, exponents of 2.
 
     Returns:
-        [N, 32 G] bf16, which holds them exactly.
+        [N, 32 G] bf16.
+    """
+    return values_of_bytes(blocks, scales).flatten(1)
+
+
+def values_of_bytes(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The two values of each byte, that of its low half first.
+
+    Args:
+        blocks: [N, G, 16] uint8.
+        scales: [N, G] uint8, exponents of 2.
+
+    Returns:
+        [N, G, 16, 2] bf16, which holds them exactly.
     """
     values = torch.tensor((*POSITIVE, *(-each for each in POSITIVE)), dtype=torch.bfloat16)
     codes = torch.arange(256)
     pairs = torch.stack((values[codes & 15], values[codes >> 4]), 1).to(blocks.device)  # [256, 2]
     powers = torch.tensor([2.0 ** (code - BIAS) for code in range(256)], dtype=torch.bfloat16)
     factors = powers.to(scales.device)[scales.int()]  # [N, G]
-    return (pairs[blocks.int()].flatten(2) * factors[..., None]).flatten(1)
+    return pairs[blocks.int()] * factors[..., None, None]
 
 
 class MXFP4Checkpoint:

@@ -72,7 +72,6 @@ class ExpertMLPs(nn.Module):
 
     def __init__(self, hidden_size: int, kind: Mixture, placement: Placement) -> None:
         super().__init__()
-        assert kind.names.is_stacked or not kind.bias, "only stacks of biases have shards"
         self.kind = kind
         self.kept = kind.split(placement.parallel)
         self.hidden_size = hidden_size
@@ -133,7 +132,7 @@ class ExpertMLPs(nn.Module):
         return self.experts.norm_add(stream, norm, router, self.rank_sum)
 
     def shards(self, name: str) -> Iterator[Shard]:
-        """Each expert's three matrices, or the stacks of all."""
+        """Each expert's three matrices and their biases, or the stacks of all."""
         names, start = self.kind.names, self.kept.start
         if names.is_stacked:
             yield from self._stacks(f"{module_of(name, self.kind)}.experts")
@@ -146,6 +145,11 @@ class ExpertMLPs(nn.Module):
             yield Shard(up, f"{own}.{names.up}.weight", (self.kind.width, size), 0, start)
             down = f"{own}.{names.down}.weight"
             yield Shard(self.down[expert], down, (size, self.kind.width), 1, start)
+            if self.gate_up_bias is not None and self.down_bias is not None:
+                gate, up = self.gate_up_bias[expert].chunk(2)
+                yield Shard(gate, f"{own}.{names.gate}.bias", (self.kind.width,), 0, start)
+                yield Shard(up, f"{own}.{names.up}.bias", (self.kind.width,), 0, start)
+                yield Shard(self.down_bias[expert], f"{own}.{names.down}.bias", (size,))
 
     def _stacks(self, module: str) -> Iterator[Shard]:
         """The stacks of all experts' matrices, and of their biases."""

@@ -25,6 +25,7 @@ from nv_models.checkpoint.gguf.tensors import (
     ROPE_FACTORS,
     ROPE_TENSORS,
     SHORT_FACTORS,
+    expert_names,
     float_dtype,
     names_of,
 )
@@ -85,10 +86,15 @@ def known_layers(row: Architecture) -> set[str]:
     return set(names_of(row)) | {name.removesuffix(".weight") for name in factors}
 
 
-def biased_groups(row: Architecture) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The matrices of attention, and of the MLP, that may have biases: all of a group or none."""
+def biased_groups(row: Architecture) -> tuple[tuple[str, ...], ...]:
+    """The matrices of attention, the MLP and experts that may have biases: all of a group or none.
+
+    Attention and the MLP are the first two groups.
+    """
     attention = (QKV if row.qkv_bias else ()) + (OUTPUT if row.output_bias else ())
-    return attention, MLP if row.mlp_bias else ()
+    names = row.gguf_experts
+    experts = tuple(expert_names(names)) if names and names.has_biases else ()
+    return attention, MLP if row.mlp_bias else (), experts
 
 
 def matrix_shape(header: Header, name: str) -> tuple[int, int]:

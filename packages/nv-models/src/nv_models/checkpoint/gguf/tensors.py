@@ -1,9 +1,11 @@
 """The tensors of a GGUF file under their checkpoint names, dequantized a few rows at a time.
 
 Owns the names, the order of Llama's rows, the experts of a stack, and the memory map. The
-arithmetic of each quantized type is the gguf library's. Never holds a dequantized tensor whole.
+arithmetic of each quantized type is the gguf library's, but for MXFP4. Never holds a dequantized
+tensor whole but for a matrix of one expert in MXFP4.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +18,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from nv_models.architectures import ARCHITECTURES, Architecture
+from nv_models.checkpoint import mxfp4
 from nv_models.checkpoint.gguf.architecture import architecture_of
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import Header, TensorInfo, read_header
@@ -23,6 +26,7 @@ from nv_models.checkpoint.gguf.section import Section
 from nv_models.config import ExpertNames
 
 CHUNK_ELEMENTS = 1 << 18  # fp32 values in flight: a megabyte, which stays in the cache
+MXFP4_BYTES = 17  # of a block
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = {
@@ -47,6 +51,8 @@ MLP = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+BARE = {"self_attn.sinks"}
+"""Tensors whose checkpoint's name ends with the layer's, without `weight`."""
 HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 FLOAT_DTYPES = {
     GGMLQuantizationType.F32: torch.float32,
@@ -149,6 +155,9 @@ class GGUFCheckpoint:
             (order[start:stop], slice(None)) if dim == 0 else (order, slice(start, stop))
         )
         target = target if target.ndim == 2 else target[:, None]  # [N, K]
+        if info.kind == GGMLQuantizationType.MXFP4:
+            target.copy_(mxfp4_values(rows[order], target.device)[:, columns])
+            return
         step = max(1, CHUNK_ELEMENTS // max(target.shape[1], 1))
         for first in range(0, len(order), step):
             chunk = rows[order[first : first + step]]
@@ -182,6 +191,22 @@ class GGUFCheckpoint:
         return order.reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
+def mxfp4_values(rows: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Values of a matrix in blocks of a factor and 16 bytes, which have halves of 16 values.
+
+    It is dequantized whole, on the device, as these are the matrices of one expert each.
+
+    Args:
+        rows: [N, 17 G] uint8.
+        device: of the result.
+
+    Returns:
+        [N, 32 G] bf16.
+    """
+    blocks = torch.from_numpy(rows).to(device).unflatten(1, (-1, MXFP4_BYTES))  # [N, G, 17]
+    return mxfp4.values_of_bytes(blocks[..., 1:], blocks[..., 0]).mT.flatten(1)
+
+
 def names_of(row: Architecture) -> dict[str, str]:
     """The names of an architecture's layers in GGUF files, and in checkpoints."""
     norms = row.norms
@@ -199,11 +224,13 @@ def names_of(row: Architecture) -> dict[str, str]:
     if row.fused.qkv:
         usual = {own: name for own, name in NAMES.items() if own not in QKV}
         usual["attn_qkv"] = "self_attn.qkv_proj"
-    return usual | mlp | heads | {own: name for own, name in named.items() if name is not None}
+    usual |= mlp | heads | {own: name for own, name in named.items() if name is not None}
+    others = row.gguf_layers
+    return {own: name for own, name in usual.items() if name not in others.values()} | {**others}
 
 
 def expert_names(names: ExpertNames) -> dict[str, str]:
-    """The names of a router, and of the tensors [E, N, K] of all experts.
+    """The names of a router, and of the tensors [E, N, K] and biases [E, N] of all experts.
 
     In the checkpoint each expert has a tensor of its own, with its number in place of the star.
     """
@@ -224,13 +251,13 @@ def by_expert(
     if "*" not in own:
         yield own, info
         return
-    if info.kind not in GGML_QUANT_SIZES or len(info.shape) != 3:
+    if info.kind not in GGML_QUANT_SIZES or len(info.shape) != (2 if own.endswith("bias") else 3):
         yield name, info  # reported as a tensor that does not belong here
         return
-    count, rows, columns = info.shape
-    size = rows * row_bytes(columns, info.kind)
+    count, *shape = info.shape
+    size = math.prod(shape[:-1]) * row_bytes(shape[-1], info.kind)
     for expert in range(count):
-        part = replace(info, shape=(rows, columns), offset=info.offset + expert * size)
+        part = replace(info, shape=tuple(shape), offset=info.offset + expert * size)
         yield own.replace("*", str(expert)), part
 
 
@@ -240,12 +267,15 @@ def checkpoint_name(name: str, names: Mapping[str, str]) -> str:
     if not match or match[2] not in names:
         return name
     layer = f"model.layers.{match[1]}." if match[1] else ""
-    return f"{layer}{names[match[2]]}.{match[3]}"
+    own = names[match[2]]
+    return f"{layer}{own}" if own in BARE else f"{layer}{own}.{match[3]}"
 
 
 def gguf_name(name: str, own_names: Mapping[str, str]) -> str:
     """The inverse of `checkpoint_name`, or an expert's stack; unknown names as is."""
     of_stack = re.sub(r"\.experts\.\d+\.", ".experts.*.", name)
+    if any(of_stack.endswith(f".{bare}") for bare in BARE):
+        of_stack += ".weight"
     match = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(\S+)\.(weight|bias)", of_stack)
     if not match or match[2] not in own_names:
         return name

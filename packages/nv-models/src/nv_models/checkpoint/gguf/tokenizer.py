@@ -36,11 +36,20 @@ WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+"""Letters that a word may begin with, and that it may end with, where case ends a word."""
+BEFORE, AFTER = r"[^\r\n\p{L}\p{N}]?", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+CASED_WORDS = (
+    f"{BEFORE}[{UPPER}]*[{LOWER}]+{AFTER}|{BEFORE}[{UPPER}]+[{LOWER}]*{AFTER}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""GPT-4o's words, which are GPT-OSS's (openai/tiktoken, o200k_base)."""
 LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 """Names of one way to cut text; its texts begin with BOS."""
 WHOLE_WORDS = (*LLAMA3, "glm4")
 """Names for which a word that is a token is one, whatever the merges would make of it."""
 DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys((*WHOLE_WORDS, "chatglm-bpe"), "{1,3}")}
+CASED = "gpt-4o"
 PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "exaone4", "default")
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names of special tokens, and GGUF's."""
@@ -183,11 +192,12 @@ def word_splitter(values: Section, pre: str) -> pre_tokenizers.PreTokenizer:
         return byte_level
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pre in DIGITS_A_WORD:
-        words = pre_tokenizers.Split(Regex(WORDS % DIGITS_A_WORD[pre]), behavior="isolated")
+    if pre in DIGITS_A_WORD or pre == CASED:
+        pattern = CASED_WORDS if pre == CASED else WORDS % DIGITS_A_WORD[pre]
+        words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
         raw_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         return pre_tokenizers.Sequence([words, raw_bytes])
-    known = ", ".join([*PLAIN_PRE_TOKENIZERS, *DIGITS_A_WORD])
+    known = ", ".join([*PLAIN_PRE_TOKENIZERS, *DIGITS_A_WORD, CASED])
     raise ValueError(
         f"{values.header.file}: tokenizer.ggml.pre {pre!r} is not supported; supported are {known}"
     )
