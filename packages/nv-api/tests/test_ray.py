@@ -172,10 +172,15 @@ def job_limit(cluster, folder, found):
 
 
 class Slow(NvPredictor):
-    """Says where it starts, begins when two have started, and takes its time."""
+    """Says where it starts, begins when two have started, and takes its time.
+
+    Its rows are also pooled, by an NvPooler in the same actor: to start others takes seconds.
+    """
 
     def __init__(self, model, folder, **options):
         super().__init__(model, **options)
+        del options["sampling_params"]
+        self._pooler = NvPooler(model, pooling_task="embed", runner="pooling", **options)
         self._folder = Path(folder)
         node = ray.get_runtime_context().get_node_id()
         (self._folder / f"{node}.{os.getpid()}").touch()
@@ -184,7 +189,8 @@ class Slow(NvPredictor):
         while len(list(self._folder.iterdir())) < 2:
             time.sleep(0.05)
         time.sleep(0.3)
-        return super().__call__(batch)
+        place = np.full(len(batch["id"]), os.getpid())
+        return self._pooler(super().__call__(batch)) | {"process": place}
 
 
 @pytest.fixture
@@ -204,6 +210,7 @@ def cluster(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*")
 def test_a_node_is_lost_and_no_prompt_with_it(cluster, checkpoint, llm, tmp_path):
+    """Completed and pooled, each row once and in order, by three actors in all."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
@@ -232,6 +239,11 @@ def test_a_node_is_lost_and_no_prompt_with_it(cluster, checkpoint, llm, tmp_path
         {name: np.array([r[name] for r in found], dtype=object) for name in found[0]}
     ) == (said(llm, prompts))
     assert len(list(tmp_path.iterdir())) >= 3  # its work was done again, elsewhere
+    assert len({row["process"] for row in found}) >= 2
+    assert [row["error"] for row in found] == [None] * NUM_ROWS
+    with LLM(checkpoint, runner="pooling", **OPTIONS) as embedder:
+        for row, output in zip(found, embedder.embed(prompts, use_tqdm=False), strict=True):
+            assert row["pooled"] == pytest.approx(output.outputs.embedding, abs=1e-6)
 
 
 @pytest.fixture(scope="module")

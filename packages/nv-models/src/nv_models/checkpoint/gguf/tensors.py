@@ -203,7 +203,7 @@ def mxfp4_values(rows: np.ndarray, device: torch.device) -> torch.Tensor:
     Returns:
         [N, 32 G] bf16.
     """
-    blocks = torch.from_numpy(rows).to(device).unflatten(1, (-1, MXFP4_BYTES))  # [N, G, 17]
+    blocks = torch.from_numpy(rows).to(device).reshape(len(rows), -1, MXFP4_BYTES)  # [N, G, 17]
     return mxfp4.values_of_bytes(blocks[..., 1:], blocks[..., 0]).mT.flatten(1)
 
 
