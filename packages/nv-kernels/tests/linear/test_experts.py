@@ -557,7 +557,7 @@ class TestCompilesAheadOfTime:
             pointers | {"num_tokens": "i32", "steps": "i32"},
             {"E": num_experts, "TOP_K": top_k, "NORMALISED": True, "PARTIALS": partials,
              "TOKENS": tokens if result == "counts" else 1, "BLOCK_E": block_e,
-             "LAUNCH_FIRST": True, "PDL": capability >= 90} | absent,
+             "PDL": capability >= 90} | absent,
             capability,
             divisible=tuple(pointers),
             num_warps=4 if result == "counts" else 1,
@@ -663,10 +663,7 @@ def check_tiles(dtype, shape, tile, gated, gate, sizes, capability, *, is_sorted
     order = {"places": "*i32", "tile_experts": "*i32"} if is_sorted else {"slots": "*i16"}
     pointers = {"x": dtype, "scales": dtype, "out": dtype, **order, **biased(dtype, gate)}
     types = pointers | {"weight": dtype, "num_tokens": "i32"}
-    finds = {"TOKENS": 128, "AHEAD": 256, "EARLY": not gated}
-    if not is_sorted:
-        pointers["matrices"] = types["matrices"] = dtype
-        types["num_ahead"] = "i32"
+    finds = {"TOKENS": 128, "EARLY": not gated}
     if is_bulk:
         sides = 2 if gated and tile >= triton_tiles.JOINED_FROM.value else 1
         types["weight"] = f"tensordesc<{dtype[1:]}[{sides}, {shape.block_n}, {shape.block_k}]>"

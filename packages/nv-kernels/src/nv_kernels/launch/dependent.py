@@ -5,7 +5,8 @@ kernel's results, and before it writes. So if a kernel has ended, all kernels be
 too, and the next kernel may reuse a buffer. Most kernels let the next one start early. Before the
 wait a kernel reads only data that is older than the previous kernel: weights, tables, and in decode
 attention the plan and all keys except the newest. The kernels that write these do not let the next
-one start early.
+one start early. With experts it is the choice, or the tokens before it: there the kernel between
+waits before it lets the next one start, so what came before has ended.
 """
 
 from __future__ import annotations

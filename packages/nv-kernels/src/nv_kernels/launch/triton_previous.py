@@ -22,14 +22,6 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def launch_and_wait(PDL: tl.constexpr):
-    """Let the next kernel start, then wait: where the next one can do much before its own wait."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
 def wait_and_hold(PDL: tl.constexpr):
     """Wait for the previous kernel, and let the next one start only when this one has ended.
 

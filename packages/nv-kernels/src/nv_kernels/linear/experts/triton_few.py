@@ -1,12 +1,12 @@
 """One or two tokens times their experts' weights, on the CUDA cores, as fast as weights are read.
 
-A program computes some outputs of all experts of a token, each expert on a warp of its own, so that
-a row's sum stays within a warp. The norm of the tokens is in the first product's prologue; the
-second sums the experts and adds the residual in its epilogue.
+A program computes some outputs of all experts of a token. A row is read by one warp, so its sum
+needs no barrier. The norm of the tokens is in the first product's prologue; the second sums the
+experts and adds the residual in its epilogue.
 
-Weights cannot be loaded before the experts are known. But the choice is older than the first
-product: where the caller knows that the kernels follow each other, the second product loads its
-first weights before the wait for the first one.
+Weights cannot be loaded before the experts are chosen. But when the second product starts, the
+choice has ended: if the caller says that the kernels follow each other, it loads its first weights
+before the wait for the first product.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
     from nv_kernels.linear.stream import Norm
 
 COLUMNS = 256  # per load of a warp: 8 per thread
-GATED_ROWS, GATED_WARPS = 2, 4  # of gate, and of up, per program and expert
+GATED_ROWS, GATED_WARPS = 2, 4
+"""Of a program: rows of gate, and of up, of each expert; warps, at most one per expert."""
 DOWN_ROWS, DOWN_WARPS = 1, 8
-EARLY_CHUNKS = 4  # of COLUMNS: the weights that a program of the last product loads before the wait
+"""The same of the last product."""
+EARLY_CHUNKS = 4
+"""Of COLUMNS: the most that a program of the last product loads of a row before the wait."""
 
 
 @triton.jit

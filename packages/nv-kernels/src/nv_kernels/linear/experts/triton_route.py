@@ -16,13 +16,12 @@ import triton.language as tl
 
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
-from nv_kernels.launch.triton_previous import launch_and_wait, wait_for_previous
+from nv_kernels.launch.triton_previous import wait_for_previous
 from nv_kernels.linear.experts.routing import Routing, num_tiles
 
 ELEMENTS = 2048  # of a program's [tokens, experts] at once, where entries are sorted
 COUNTED = 8192  # of the [blocks, experts] whose counts are read at once
 MOST_TOKENS = 64
-LAUNCH = False
 MOST_BLOCKS = 256  # every program of the sort reads the counts of all blocks
 
 
@@ -61,16 +60,13 @@ def _logits(keys, dtype: tl.constexpr):
 def route_kernel(
     logits, experts, weights, counts, slots, num_tokens, steps,
     E: tl.constexpr, TOP_K: tl.constexpr, NORMALISED: tl.constexpr, PARTIALS: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, LAUNCH_FIRST: tl.constexpr, PDL: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Choose for steps * TOKENS tokens; store the entries of each expert, or each expert's slot.
 
     Either is None if it is not wanted.
     """
-    if slots is not None and LAUNCH_FIRST:
-        launch_and_wait(PDL)
-    else:
-        wait_for_previous(PDL)
+    wait_for_previous(PDL)
     dtype: tl.constexpr = weights.dtype.element_ty
     LOWEST: tl.constexpr = -(2**63) if dtype == tl.float32 else -(2**31)
     columns = tl.arange(0, BLOCK_E)
@@ -204,7 +200,7 @@ def route(
     if blocks:
         route_kernel[(blocks,)](
             logits, experts, weights, counts, slots, num_tokens, steps, num_experts, top_k,
-            normalised, logits.shape[0] if logits.dim() == 3 else 1, tokens, block_e, LAUNCH,
+            normalised, logits.shape[0] if logits.dim() == 3 else 1, tokens, block_e,
             num_warps=warps, **options,
         )  # fmt: skip
     if counts is None:

@@ -1,8 +1,9 @@
 """Several tokens times their experts' weights, on the tensor cores, in tiles of one expert each.
 
-Owns the settings of each height of tile, and both ways by which a program finds its entries: sorted
-into tiles, or, with so few tokens that a program can look at all of them, from the slots of its
-expert. On cards that have it, the weights' rows are read by bulk copy (TMA).
+Owns both ways by which a program finds its entries: sorted into tiles, or, with so few tokens that
+a program can look at all of them, from the slots of its expert. Owns the settings of each height of
+tile: those of 16 and 128 were measured on an H200, the others follow `linear.tuned` for the same
+number of tokens. On cards that have it, the weights' rows are read by bulk copy (TMA).
 """
 
 # mypy: disable-error-code="assignment, unreachable"
@@ -17,10 +18,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nv_kernels.launch.card import num_multiprocessors
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
-from nv_kernels.launch.triton_previous import prefetch_l2, wait_for_previous
+from nv_kernels.launch.triton_previous import wait_for_previous
 from nv_kernels.linear.experts.triton_gate import constants, gated
 
 if TYPE_CHECKING:
@@ -65,11 +65,6 @@ SINGLE = TileShape(32, 16, 2, 8)
 """Of fp32, whose dots run on the CUDA cores."""
 
 
-GATED_AHEAD = 0
-DOWN_AHEAD = 0
-PER_PROCESSOR = 2
-
-
 @triton.jit
 def _rows_at(
     weight, matrix, first, N: tl.constexpr, K: tl.constexpr, SIDES: tl.constexpr,
@@ -82,18 +77,6 @@ def _rows_at(
         row = tl.arange(0, SIDES * BLOCK_N)
         row = (matrix + row // BLOCK_N).to(tl.int64) * N + (first + row % BLOCK_N) % N
         return weight + row[:, None] * K + tl.arange(0, BLOCK_K)[None, :]
-
-
-@triton.jit
-def _fetch_rows(
-    weight, matrix, first, N: tl.constexpr, K: tl.constexpr, SIDES: tl.constexpr,
-    BLOCK_N: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Fetch the first COLUMNS of rows of SIDES matrices into L2."""
-    LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth  # elements of 128 bytes
-    lines = tl.arange(0, COLUMNS // LINE) * LINE
-    at = _rows_at(weight, matrix, first, N, K, SIDES, BLOCK_N, 1, False) + lines[None, :]
-    prefetch_l2(at, (lines < K)[None, :])
 
 
 @triton.jit
@@ -215,26 +198,21 @@ def sorted_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_ahead"])
+@triton.jit(do_not_specialize=["num_tokens"])
 def slots_kernel(
-    x, weight, bias, scales, out, slots, matrices, num_tokens, num_ahead,
+    x, weight, bias, scales, out, slots, num_tokens,
     N: tl.constexpr, K: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr,
     ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, BULK: tl.constexpr,
-    TOKENS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    TOKENS: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute BLOCK_N of the N outputs of all entries of an expert, BLOCK_M at a time.
 
-    TOKENS is at least num_tokens. The first num_ahead programs, which start before the previous
-    kernel has ended, fetch the first AHEAD columns of their rows of the matrices into L2. EARLY:
-    the slots are older than the previous kernel.
+    TOKENS is at least num_tokens. EARLY: the slots are older than the previous kernel.
     """
     tiles_n = tl.cdiv(N, BLOCK_N)
     expert = tl.program_id(0) // tiles_n
     first = (tl.program_id(0) % tiles_n) * BLOCK_N
-    SIDES: tl.constexpr = 2 if GATED else 1
-    if tl.program_id(0) < num_ahead:
-        _fetch_rows(matrices, expert * SIDES, first, N, K, SIDES, BLOCK_N, AHEAD)
     if not EARLY:
         wait_for_previous(PDL)
     tokens = tl.arange(0, TOKENS)
@@ -300,12 +278,9 @@ def tiles(
     )  # fmt: skip
     tiles_n = cdiv(outputs, shape.block_n)
     if routing.slots is not None:
-        ahead = GATED_AHEAD if gate is not None else DOWN_AHEAD
-        num_ahead = PER_PROCESSOR * num_multiprocessors(x.device) if options["PDL"] else 0
-        num_ahead, ahead = (num_ahead, ahead) if ahead else (0, 64)
         slots_kernel[(weight.shape[0] * tiles_n,)](
-            *common, routing.slots, weight, num_tokens, num_ahead, *sizes,
-            next_power_of_2(num_tokens), ahead, is_after_gated, num_warps=shape.warps, **options,
+            *common, routing.slots, num_tokens, *sizes, next_power_of_2(num_tokens),
+            is_after_gated, num_warps=shape.warps, **options,
         )  # fmt: skip
         return out
     assert routing.tile_experts is not None
