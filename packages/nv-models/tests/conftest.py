@@ -137,8 +137,8 @@ class PagedRunner:
         self.blocks = torch.randperm(num_blocks, generator=order).int()
 
     @torch.inference_mode()
-    def step(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Logits [T, V] of the next tokens of the sequence."""
+    def step(self, token_ids: Sequence[int], adapter: int | None = None) -> torch.Tensor:
+        """Logits [T, V] of the next tokens of the sequence, with the adapter in a slot."""
         positions = torch.arange(self.length, self.length + len(token_ids))
         self.length += len(token_ids)
         slots = self.blocks[positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
@@ -151,9 +151,15 @@ class PagedRunner:
             num_decodes=1 if len(token_ids) == 1 else 0,
         )
         plans = self.backend.plan(attention, self.model.config.windows)
-        context = ForwardContext(positions, slots, attention, plans, self.backend, self.kv)
+        lora = None
+        if adapter is not None:
+            adapters = torch.full((len(token_ids),), adapter, dtype=torch.int32)
+            lora = nk.lora_plan(adapters, 8, len(token_ids))
+        context = ForwardContext(
+            positions, slots, attention, plans, self.backend, self.kv, lora, lora
+        )
         hidden = self.model(torch.tensor(list(token_ids)), context)
-        return self.model.logits(hidden)
+        return self.model.logits(hidden, lora)
 
 
 @pytest.fixture
@@ -190,6 +196,12 @@ def tensors_of(model: CausalLM) -> list[torch.Tensor]:
 @pytest.fixture
 def loaded_tensors():
     return tensors_of
+
+
+@pytest.fixture(scope="session")
+def adapters():
+    """The module that writes adapters."""
+    return load_beside("adapter_writer")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from nv_models import TensorParallel, load_model
+from nv_models import AdapterFiles, AdapterPool, TensorParallel, load_model
 
 from conftest import PagedRunner
 
@@ -19,8 +19,13 @@ def main(rank: int, size: int, port: str, folders: list[str]) -> None:
         parallel = TensorParallel(rank, size)
         arithmetic = "batch_invariant" if index == 2 else "fast"
         model = load_model(folder, dtype="float32", parallel=parallel, arithmetic=arithmetic)
-        runner = PagedRunner(model, size=size)
-        logits = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
+        runner, adapter = PagedRunner(model, size=size), None
+        if (Path(folder) / "adapter").exists():
+            pool, adapter = AdapterPool(model, 2, 8), 1
+            pool.fill(image := pool.image(), AdapterFiles.open(Path(folder) / "adapter"))
+            pool.load(adapter, image)
+        steps = range(3, 43), [5], [6]
+        logits = torch.cat([runner.step(tokens, adapter) for tokens in steps])
         torch.save(logits, Path(folder) / f"logits.{rank}")
     dist.destroy_process_group()
 

@@ -28,7 +28,13 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_runner, tmp_path):
+ADAPTED = ("untied", "biases")
+"""The second has a vocabulary that is padded on each rank."""
+
+
+def test_two_ranks_equal_one(
+    tiny_checkpoint, tiny_models, tiny_model, paged_runner, adapters, tmp_path
+):
     folders = {
         name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
     }
@@ -36,6 +42,9 @@ def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_run
     for name in QUANTIZED:
         folders[name] = tmp_path / name
         shutil.copytree(WORKER.with_name("quantized") / name, folders[name])
+    for name in ADAPTED:
+        modules = (*adapters.LAYER, adapters.EMBEDDING, "lm_head")
+        adapters.write_adapter(folders[name] / "adapter", folders[name], modules)
     port = str(free_port())
     ranks = [
         subprocess.Popen([sys.executable, WORKER, str(rank), "2", port, *folders.values()])
@@ -45,6 +54,9 @@ def test_two_ranks_equal_one(tiny_checkpoint, tiny_models, tiny_model, paged_run
     for name, folder in folders.items():
         runner = paged_runner(load_model(folder, dtype="float32"))
         expected = torch.cat([runner.step(range(3, 43)), runner.step([5]), runner.step([6])])
+        if name in ADAPTED:
+            tokens = [*range(3, 43), 5, 6]
+            expected = adapters.merged_logits(folder, folder / "adapter", tokens)
         for rank in range(2):
             logits = torch.load(folder / f"logits.{rank}")
             assert logits.shape == expected.shape, name

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+import nv_kernels as nk
 import torch
 from torch import nn
 
@@ -35,5 +36,10 @@ class CausalLM(nn.Module, ABC):
         """Token ids [T] -> hidden states [T, E] after the last norm; fills the KV caches."""
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states [R, E] -> logits [R, V] fp32, the full vocabulary on every rank."""
+    def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
+        """Hidden states [R, E] -> logits [R, V] fp32, the full vocabulary on every rank.
+
+        Args:
+            hidden: of the rows.
+            lora: the adapters of the rows; None: none changes the head.
+        """

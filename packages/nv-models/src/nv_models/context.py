@@ -23,6 +23,9 @@ class ForwardContext:
             layers, by window (None: a layer that reads all keys); layers of one window share one.
         backend: the attention implementation.
         kv_caches: one KVCache per layer; with fewer, only so many of the first layers run.
+        lora: the adapter of each token, in the order of an `AdapterPool`'s slots; None: no token
+            has one.
+        lora_of_ends: the same for the embedding; None: no adapter of the step changes it.
     """
 
     positions: torch.Tensor
@@ -31,3 +34,5 @@ class ForwardContext:
     plans: Mapping[int | None, Any]
     backend: nk.AttentionBackend
     kv_caches: Sequence[nk.KVCache]
+    lora: nk.LoraPlan | None = None
+    lora_of_ends: nk.LoraPlan | None = None

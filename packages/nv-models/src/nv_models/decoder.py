@@ -73,7 +73,8 @@ class Attention(nn.Module):
         context: ForwardContext,
     ) -> nk.Stream:
         """The stream before attention -> after it; `kv` then holds this step's keys and values."""
-        qkv, stream = self._projected(stream, norm)  # [T, (Hq + 2 Hkv) D], or its partials
+        # [T, (Hq + 2 Hkv) D], or its partials
+        qkv, stream = self._projected(stream, norm, context.lora)
         q = nk.qk_norm_rope_store(
             qkv,
             self.q_norm.weight if isinstance(self.q_norm, RMSNorm) else None,
@@ -90,14 +91,16 @@ class Attention(nn.Module):
         attended = context.backend.attend(
             q, kv, context.attention, plan, self.spec, sinks=self.sinks
         )
-        return self.o_proj(attended.flatten(1), stream)
+        return self.o_proj(attended.flatten(1), stream, context.lora)
 
-    def _projected(self, stream: nk.Stream, norm: RMSNorm | None) -> tuple[torch.Tensor, nk.Stream]:
+    def _projected(
+        self, stream: nk.Stream, norm: RMSNorm | None, lora: nk.LoraPlan | None
+    ) -> tuple[torch.Tensor, nk.Stream]:
         """Queries, keys and values; a norm over all heads of q, and of k, is applied here."""
         q_norm, k_norm = self.q_norm, self.k_norm
         if not isinstance(q_norm, ProjectionNorm) or not isinstance(k_norm, ProjectionNorm):
-            return self.qkv_proj(stream, norm)
-        qkv, stream = self.qkv_proj.whole(stream, norm)
+            return self.qkv_proj(stream, norm, lora)
+        qkv, stream = self.qkv_proj.whole(stream, norm, lora)
         q, k, v = torch.split(qkv, [part.rows for part in self.qkv_proj.parts], dim=1)
         return torch.cat((q_norm(q), k_norm(k), v), dim=1), stream
 
@@ -153,7 +156,7 @@ class DecoderLayer(nn.Module):
         """The stream before this layer -> after it."""
         stream = self.self_attn(stream, self.before_attention_norm, cos_sin, kv, context)
         stream = self._joined(stream, self.after_attention_norm)
-        stream = self.mlp(stream, self.before_mlp_norm)
+        stream = self.mlp(stream, self.before_mlp_norm, context.lora)
         return self._joined(stream, self.after_mlp_norm)
 
     def _joined(self, stream: nk.Stream, norm: RMSNorm | None) -> nk.Stream:
@@ -185,7 +188,7 @@ class DecoderBody(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
-        stream = self.embed_tokens(token_ids)
+        stream = self.embed_tokens(token_ids, context.lora_of_ends)
         for layer, rope, kv in zip(self.layers, self.ropes, context.kv_caches, strict=False):
             stream = layer(stream, self.cos_sin[rope] if rope else None, kv, context)
         hidden, _ = self.norm(stream)
@@ -206,10 +209,10 @@ class Decoder(CausalLM):
         """[T] -> [T, E]."""
         return self.model(token_ids, context)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""
         assert self.lm_head is not None, "this model pools"
-        factors, logits = self.config.factors, self.lm_head.logits(hidden)
+        factors, logits = self.config.factors, self.lm_head.logits(hidden, lora)
         if factors.logits != 1:
             logits = logits * factors.logits
         if cap := factors.logit_softcap:

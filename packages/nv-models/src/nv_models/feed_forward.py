@@ -32,10 +32,12 @@ class GatedMLP(nn.Module):
             width, size, kind.bias, placement, stays_pending=config.mlp_stays_pending
         )
 
-    def forward(self, stream: nk.Stream, norm: RMSNorm | None) -> nk.Stream:
+    def forward(
+        self, stream: nk.Stream, norm: RMSNorm | None, lora: nk.LoraPlan | None = None
+    ) -> nk.Stream:
         """The stream before the MLP -> after it."""
-        gated, stream = self.gate_up_proj(stream, norm)  # [T, F]
-        return self.down_proj(gated, stream)
+        gated, stream = self.gate_up_proj(stream, norm, lora)  # [T, F]
+        return self.down_proj(gated, stream, lora)
 
 
 class MixtureOfExperts(nn.Module):
@@ -50,14 +52,17 @@ class MixtureOfExperts(nn.Module):
         self.gate = Router(config.hidden_size, kind, placement)
         self.experts = ExpertMLPs(config.hidden_size, kind, placement)
 
-    def forward(self, stream: nk.Stream, norm: RMSNorm | None) -> nk.Stream:
+    def forward(
+        self, stream: nk.Stream, norm: RMSNorm | None, lora: nk.LoraPlan | None = None
+    ) -> nk.Stream:
         """The stream before the experts -> after it, with their sum pending."""
+        del lora  # experts have no adapters
         assert norm is not None, "no architecture has experts that read the stream itself"
         return self.experts(stream, norm, self.gate)
 
 
 def feed_forward(config: ModelConfig, layer: LayerSpec, placement: Placement) -> nn.Module:
-    """Make a layer's module, `forward(stream, norm) -> stream`."""
+    """Make a layer's module, `forward(stream, norm, lora) -> stream`."""
     kind = layer.feed_forward
     if isinstance(kind, Mixture):
         return MixtureOfExperts(config, kind, placement)

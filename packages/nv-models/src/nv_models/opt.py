@@ -81,7 +81,7 @@ class Attention(nn.Module):
     ) -> nk.Stream:
         """The stream before attention -> after it; `normed` [T, E] is its layer norm."""
         q = nk.qk_norm_rope_store(
-            self.qkv_proj.weight.partials(normed, self.qkv_proj.bias),
+            self.qkv_proj.product(context.lora).partials(normed, self.qkv_proj.bias),
             None,
             None,
             1.0,
@@ -94,7 +94,7 @@ class Attention(nn.Module):
         )  # [T, H, D]
         plan = context.plans[self.spec.window]
         attended = context.backend.attend(q, kv, context.attention, plan, self.spec)
-        return self.out_proj(attended.flatten(1), stream)
+        return self.out_proj(attended.flatten(1), stream, context.lora)
 
 
 class DecoderLayer(nn.Module):
@@ -117,8 +117,8 @@ class DecoderLayer(nn.Module):
         normed = self.self_attn_layer_norm(stream.hidden)
         stream = nk.add_pending(self.self_attn(normed, stream, kv, context))
         normed = self.final_layer_norm(stream.hidden)
-        hidden = functional.relu(self.fc1.weight.linear(normed, self.fc1.bias))  # [T, F]
-        return self.fc2(hidden, stream)
+        product = self.fc1.product(context.lora).linear(normed, self.fc1.bias)
+        return self.fc2(functional.relu(product), stream, context.lora)  # [T, F] -> [T, E]
 
 
 class OPTDecoder(nn.Module):
@@ -135,7 +135,7 @@ class OPTDecoder(nn.Module):
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
-        stream = self.embed_tokens(token_ids)
+        stream = self.embed_tokens(token_ids, context.lora_of_ends)
         stream = stream._replace(hidden=stream.hidden + self.embed_positions(context.positions))
         for layer, kv in zip(self.layers, context.kv_caches, strict=False):
             stream = layer(stream, kv, context)
@@ -156,7 +156,7 @@ class OPT(CausalLM):
         """[T] -> [T, E]."""
         return self.model["decoder"](token_ids, context)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""
         assert self.lm_head is not None, "this model pools"
-        return self.lm_head.logits(hidden)
+        return self.lm_head.logits(hidden, lora)

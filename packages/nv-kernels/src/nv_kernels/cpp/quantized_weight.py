@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nv_kernels.cpp.adapted import CppAdapted
 from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.weight import norm_call
 from nv_kernels.linear.quantized.blocks import Blocks
@@ -24,6 +25,8 @@ from nv_kernels.linear.quantized.weight import BatchInvariantQuantized
 from nv_kernels.linear.weight import Weight
 
 if TYPE_CHECKING:
+    from nv_kernels.linear.lora.plan import LoraPlan
+    from nv_kernels.linear.lora.weight import LoraWeights
     from nv_kernels.linear.quantized.record import Quantized
     from nv_kernels.linear.stream import Norm, Stream
 
@@ -102,6 +105,10 @@ class CppQuantized(Weight):
             return super().norm_gated_linear(stream, norm, bias)
         width = self.matrix.num_outputs // 2
         return norm_call(call, self.matrix, width, stream, norm, bias=bias)
+
+    def adapted(self, lora: LoraWeights, plan: LoraPlan) -> CppAdapted:
+        """See `Weight.adapted`."""
+        return CppAdapted(self, lora, plan)
 
     def _takes(self, stream: Stream, norm: Norm) -> bool:
         hidden, pending, peers = stream

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from nv_kernels.cpp.adapted import CppAdapted
 from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.linear import is_in_tiles, pack_weight
 from nv_kernels.linear.stream import Stream
@@ -20,6 +21,8 @@ from nv_kernels.linear.weight import BatchInvariantDense, Dense
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nv_kernels.linear.lora.plan import LoraPlan
+    from nv_kernels.linear.lora.weight import LoraWeights
     from nv_kernels.linear.stream import Norm
 
 
@@ -82,6 +85,10 @@ class CppDense(Dense):
             return super().norm_gated_linear(stream, norm, bias)
         width = self.matrix.num_outputs // 2
         return norm_call(self.norm_gated_linear_call, self.matrix, width, stream, norm, bias=bias)
+
+    def adapted(self, lora: LoraWeights, plan: LoraPlan) -> CppAdapted:
+        """See `Weight.adapted`."""
+        return CppAdapted(self, lora, plan)
 
     def _takes(self, stream: Stream, norm: Norm) -> bool:
         hidden, pending, peers = stream

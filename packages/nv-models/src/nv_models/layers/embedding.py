@@ -73,6 +73,7 @@ class Embedding(Vocabulary):
         super().__init__(vocab_size, hidden_size, placement)
         self.factor = float(torch.tensor(factor, dtype=placement.dtype, device="cpu"))
         self.blocks: nk.Blocks | None = None
+        self.embedding_lora: nk.LoraWeights | None = None  # its `a` has a row for each token
 
     def form(self, scheme: Scheme, region: Region) -> Form | None:
         """See `Vocabulary.form`."""
@@ -84,16 +85,24 @@ class Embedding(Vocabulary):
             self.blocks = self.matrix.blocks()
             self.matrix = None
 
-    def forward(self, token_ids: torch.Tensor) -> nk.Stream:
+    def forward(self, token_ids: torch.Tensor, lora: nk.LoraPlan | None = None) -> nk.Stream:
         """Ids [T] -> the start of the residual stream [T, E].
 
         A rank contributes zeros for the ids of others, and the sum may be left to the first norm.
+
+        Args:
+            token_ids: [T].
+            lora: the adapters of the tokens; None: none changes the embedding.
         """
         if self.rank_sum is None:
-            return nk.Stream(self._scaled(self._rows(token_ids)))
+            x = self._scaled(self._rows(token_ids))
+            return nk.Stream(x if lora is None else self._adapted(x, token_ids, lora))
         rows = token_ids - self.kept.start  # [T]
         own = (rows >= 0) & (rows < len(self.kept))
-        x = self._scaled(self._rows(torch.where(own, rows, 0)) * own[:, None])
+        index = torch.where(own, rows, 0)
+        x = self._scaled(self._rows(index) * own[:, None])
+        if lora is not None:
+            x = self._adapted(x, index, lora, own)
         peers = self.rank_sum.peers_for(x)
         if peers is None:
             return nk.Stream(self.rank_sum(x))
@@ -106,6 +115,22 @@ class Embedding(Vocabulary):
         (rows,) = self.blocks.parts
         return nk.Blocks((rows[index],), self.blocks.kind).dense(self.placement.dtype)
 
+    def _adapted(
+        self,
+        x: torch.Tensor,
+        index: torch.Tensor,
+        lora: nk.LoraPlan,
+        own: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Add what the adapters give for rows [T] of this rank's part; zeros for others' ids."""
+        if self.embedding_lora is None:
+            return x
+        a, b, part_rows = self.embedding_lora
+        hidden = a[lora.adapters.clamp(min=0).long(), index].float()  # [T, R]
+        if own is not None:
+            hidden = hidden * own[:, None]
+        return nk.lora_expand(x.contiguous(), hidden[None], b, part_rows, lora)
+
     def _scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x if self.factor == 1 else x * self.factor
 
@@ -115,9 +140,11 @@ class Head(Vocabulary):
 
     Attributes:
         head: the rows and their product, made by `finish` once they are loaded.
+        head_lora: adapters beside it, made by an `AdapterPool`; None: it has none.
     """
 
     head: nk.Weight
+    head_lora: nk.LoraWeights | None = None
 
     def form(self, scheme: Scheme, region: Region) -> Form | None:
         """See `Vocabulary.form`."""
@@ -133,12 +160,15 @@ class Head(Vocabulary):
             self.head = arithmetic.head(self.weight.detach())
             del self.weight
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
         """Hidden states [R, E] -> logits [R, V] fp32 on every rank, without the padding."""
         own = self.head.logits(hidden)
         rows = self.parallel.vocabulary_rows(self.vocab_size)
         if own.shape[1] < rows:  # quantized rows have no padding
             own = nn.functional.pad(own, (0, rows - own.shape[1]))
+        if lora is not None and self.head_lora is not None:
+            a, b, part_rows = self.head_lora
+            own = nk.lora_expand(own, nk.lora_shrink(hidden, a, lora), b, part_rows, lora)
         logits = self.parallel.all_gather_last(own)
         return logits[:, : self.vocab_size].contiguous()
 

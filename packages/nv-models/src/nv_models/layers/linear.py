@@ -78,6 +78,7 @@ class Linear(nn.Module, ABC):
         matrix: the tensors of quantized parts, in place of `values`; None: all are floats.
         bias: [N] or None; made by `allocate`.
         weight: the matrix and its products, made by `finish` once the values are loaded.
+        lora: adapters beside it, made by an `AdapterPool`; None: it has none.
     """
 
     values: nn.Parameter
@@ -90,6 +91,13 @@ class Linear(nn.Module, ABC):
         self.has_bias = bias
         self.placement = placement
         self.matrix: LoadedMatrix | None = None
+        self.lora: nk.LoraWeights | None = None
+
+    def product(self, lora: nk.LoraPlan | None) -> nk.Weight:
+        """The weight, with the adapters of a step's tokens beside it if some have one."""
+        if lora is None or self.lora is None:
+            return self.weight
+        return self.weight.adapted(self.lora, lora)
 
     @abstractmethod
     def regions(self, name: str) -> list[Region]:
@@ -169,25 +177,36 @@ class ColumnLinear(Linear):
             first = rows.stop
         super().finish()
 
-    def forward(self, stream: nk.Stream, norm: nk.Norm | None) -> tuple[torch.Tensor, nk.Stream]:
+    def forward(
+        self, stream: nk.Stream, norm: nk.Norm | None, lora: nk.LoraPlan | None = None
+    ) -> tuple[torch.Tensor, nk.Stream]:
         """Add what is pending to the stream, norm it if there is a norm, and multiply.
+
+        Args:
+            stream: the residual.
+            norm: None: the product reads the stream itself.
+            lora: the adapters of the step's tokens; None: no token has one.
 
         Returns:
             [T, N of this rank], or on a card partials [P, T, N of this rank], which only an op that
             sums partials may read (see `nk.Weight.norm_linear`); and the stream after the addition.
         """
+        weight = self.product(lora)
         if norm is None:
             stream = nk.add_pending(stream)
-            return self.weight.partials(stream.hidden, self.bias), stream
-        return self.weight.norm_linear(stream, norm, self.bias)
+            return weight.partials(stream.hidden, self.bias), stream
+        return weight.norm_linear(stream, norm, self.bias)
 
-    def whole(self, stream: nk.Stream, norm: nk.Norm | None) -> tuple[torch.Tensor, nk.Stream]:
+    def whole(
+        self, stream: nk.Stream, norm: nk.Norm | None, lora: nk.LoraPlan | None = None
+    ) -> tuple[torch.Tensor, nk.Stream]:
         """As `forward`, and the product is never partials: for an op that does not sum them."""
+        weight = self.product(lora)
         if norm is None:
             stream = nk.add_pending(stream)
-            return self.weight.linear(stream.hidden, self.bias), stream
+            return weight.linear(stream.hidden, self.bias), stream
         normed, stream = nk.normalise(stream, norm)
-        return self.weight.linear(normed, self.bias), stream
+        return weight.linear(normed, self.bias), stream
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each part's rows, one below the other."""
@@ -217,19 +236,22 @@ class GatedLinear(ColumnLinear):
         super().__init__(in_features, parts, bias, placement)
         self.activation = activation
 
-    def forward(self, stream: nk.Stream, norm: nk.Norm | None) -> tuple[torch.Tensor, nk.Stream]:
+    def forward(
+        self, stream: nk.Stream, norm: nk.Norm | None, lora: nk.LoraPlan | None = None
+    ) -> tuple[torch.Tensor, nk.Stream]:
         """Add what is pending to the stream, norm it if there is a norm, multiply, and gate.
 
         Returns:
             [T, F of this rank], and the stream after the addition.
         """
         if self.activation != "silu":
-            product, stream = self.whole(stream, norm)
+            product, stream = self.whole(stream, norm, lora)
             return nk.gelu_tanh_and_mul(product), stream
+        weight = self.product(lora)
         if norm is None:
             stream = nk.add_pending(stream)
-            return self.weight.gated_linear(stream.hidden, self.bias), stream
-        return self.weight.norm_gated_linear(stream, norm, self.bias)
+            return weight.gated_linear(stream.hidden, self.bias), stream
+        return weight.norm_gated_linear(stream, norm, self.bias)
 
 
 class RowLinear(Linear):
@@ -260,12 +282,15 @@ class RowLinear(Linear):
         self.rank_sum = placement.rank_sum()
         self.stays_pending = stays_pending
 
-    def forward(self, x: torch.Tensor, stream: nk.Stream) -> nk.Stream:
+    def forward(
+        self, x: torch.Tensor, stream: nk.Stream, lora: nk.LoraPlan | None = None
+    ) -> nk.Stream:
         """Multiply, and add to the stream: at once, or pending until the next norm."""
         bias = self.bias if self.is_first else None  # the sum over the ranks contains it once
+        weight = self.product(lora)
         if self.stays_pending:
-            return self.weight.linear_pending(x, stream, bias, self.rank_sum)
-        return self.weight.linear_add(x, stream, bias, self.rank_sum)
+            return weight.linear_pending(x, stream, bias, self.rank_sum)
+        return weight.linear_add(x, stream, bias, self.rank_sum)
 
     def regions(self, name: str) -> list[Region]:
         """This rank's columns."""

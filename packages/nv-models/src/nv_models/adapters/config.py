@@ -1,0 +1,168 @@
+"""adapter_config.json: the rank and the factor of each module, and all that is refused.
+
+Owns the file's fields: each is read, changes nothing here, or is refused by name if it is set.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONFIG = "adapter_config.json"
+MERGE = "merge it into the base model (`merge_and_unload`) and serve that"
+TRAIN = "train the adapter without it"
+INITS = (True, False, "gaussian", "eva", "orthogonal")
+"""Ways to begin that leave the weights of the base model as they are."""
+WITHOUT_EFFECT = frozenset(
+    (
+        *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "eva_config"),
+        *("exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern"),
+        *("layers_to_transform", "loftq_config", "lora_alpha", "lora_dropout", "megatron_core"),
+        *("modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r"),
+        *("rank_pattern", "revision", "runtime_config", "target_modules", "task_type"),
+        *("use_rslora", "init_lora_weights", "bias", "corda_config", "lora_ga_config"),
+        *("ephemeral_gpu_offload",),
+    )
+)
+"""Fields that are read here, and fields of training: the tensors decide which modules there are."""
+REFUSED = {
+    "use_dora": MERGE,
+    "lora_bias": TRAIN,
+    "use_qalora": MERGE,
+    "use_bdlora": TRAIN,
+    "alora_invocation_tokens": TRAIN,
+    "layer_replication": MERGE,
+    "trainable_token_indices": MERGE,
+    "target_parameters": MERGE,
+    "ensure_weight_tying": TRAIN,
+}
+"""Fields that change what an adapter computes, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What an adapter's file gives besides tensors.
+
+    Attributes:
+        file: that was read.
+        rank: r, where no pattern gives another.
+        alpha: likewise.
+        ranks: r by pattern.
+        alphas: alpha by pattern.
+        is_rank_stabilised: the factor is alpha / sqrt(r) (Kalajdzievski 2023, arXiv 2312.03732),
+            else alpha / r.
+        saved: modules that were trained whole.
+    """
+
+    file: Path
+    rank: int
+    alpha: float
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+    is_rank_stabilised: bool
+    saved: tuple[str, ...]
+
+    def rank_of(self, module: str) -> int:
+        """R of a module, by its name in the base model."""
+        return self.ranks.get(matching(self.ranks, module), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """The factor of a module's B A."""
+        rank = self.rank_of(module)
+        alpha = self.alphas.get(matching(self.alphas, module), self.alpha)
+        return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
+
+
+def matching(patterns: Iterable[str], module: str) -> str:
+    """The first pattern that matches the end of a module's name, or else the name."""
+    for pattern in patterns:
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return pattern
+    return module
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """Read and check `adapter_config.json`.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is not JSON, not of LoRA, or asks for what is not computed here.
+    """
+    file = folder / CONFIG
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {CONFIG}: give the folder that peft's save_pretrained wrote"
+        )
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error}): save the adapter again") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{file} holds no JSON object: save the adapter again")
+    _refuse(file, values)
+    return AdapterConfig(
+        file,
+        rank=_positive(file, "r", values.get("r"), whole=True),
+        alpha=_positive(file, "lora_alpha", values.get("lora_alpha")),
+        ranks=_pattern(file, "rank_pattern", values, whole=True),
+        alphas=_pattern(file, "alpha_pattern", values),
+        is_rank_stabilised=bool(values.get("use_rslora")),
+        saved=tuple(values.get("modules_to_save") or ()),
+    )
+
+
+def _refuse(file: Path, values: Mapping[str, Any]) -> None:
+    """Raise ValueError for an adapter that computes something else."""
+    if (kind := values.get("peft_type")) != "LORA":
+        raise ValueError(f"{file}: peft_type is {kind!r}: only LORA is read; {MERGE}")
+    for name, fix in REFUSED.items():
+        if values.get(name):
+            raise ValueError(f"{file}: {name} is {values[name]!r}, which is not computed: {fix}")
+    if (bias := values.get("bias", "none")) != "none":
+        raise ValueError(f"{file}: bias is {bias!r}: it must be 'none'; {MERGE}")
+    if (init := values.get("init_lora_weights", True)) not in INITS:
+        raise ValueError(
+            f"{file}: init_lora_weights is {init!r}, which changed the base model's weights too: "
+            "save it again with path_initial_model_for_weight_conversion, or serve the merged model"
+        )
+    if more := [each for each in values.get("modules_to_save") or () if each not in SAVED]:
+        raise ValueError(
+            f"{file}: modules_to_save has {more[0]!r}: whole modules are read of a classifier's "
+            f"score alone; {MERGE}"
+        )
+    for name, value in values.items():
+        if name not in WITHOUT_EFFECT and name not in REFUSED and value:
+            raise ValueError(f"{file}: {name} is {value!r}, which this version does not know")
+
+
+SAVED = ("score", "classifier")
+"""Modules that peft itself adds for classifiers."""
+
+
+def _pattern(
+    file: Path, name: str, values: Mapping[str, Any], *, whole: bool = False
+) -> dict[str, Any]:
+    given = values.get(name) or {}
+    if not isinstance(given, dict):
+        raise ValueError(f"{file}: {name} is {given!r}: it must be an object")
+    for pattern, value in given.items():
+        _positive(file, f"{name}[{pattern!r}]", value, whole=whole)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"{file}: {name} has the pattern {pattern!r}, which is not a regular expression "
+                f"({error}): mend it"
+            ) from error
+    return given
+
+
+def _positive(file: Path, name: str, value: object, *, whole: bool = False) -> Any:  # noqa: ANN401
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+        kind = "a positive integer" if whole else "a positive number"
+        raise ValueError(f"{file}: {name} is {value!r}: it must be {kind}")
+    return value

@@ -1,0 +1,221 @@
+"""AdapterFiles: one folder that peft wrote.
+
+Owns the names of its tensors, the strict comparison with a model, and the digest of its bytes.
+Opening reads the config and the header; values are read a matrix at a time.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from nv_models.adapters.config import CONFIG, MERGE, AdapterConfig, read_adapter_config
+from nv_models.adapters.targets import AdapterTargets
+from nv_models.listing import first_few
+from nv_models.pointer import POINTER, is_pointer
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+FLOATS = ("F64", "F32", "F16", "BF16")
+PIECE = 2**20
+"""Bytes that are read at once for the digest."""
+MOST_PROBLEMS = 5
+
+
+class LowRank(NamedTuple):
+    """One module's adapter.
+
+    Attributes:
+        module: its name in the base model.
+        a: the tensor's name; [r, K], or of an embedding [r, V].
+        b: the tensor's name; [N, r].
+        rank: r.
+        scale: factor of B A.
+    """
+
+    module: str
+    a: str
+    b: str
+    rank: int
+    scale: float
+
+
+class _Tensor(NamedTuple):
+    """A tensor's name, taken apart."""
+
+    name: str
+    module: str
+    part: str
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """A folder's config, and the names and shapes of its tensors.
+
+    Attributes:
+        folder: where they are.
+        config: of adapter_config.json.
+        shapes: of the tensors, by name.
+        signature: sizes and times of both files: as long as they are equal, so are the bytes.
+    """
+
+    folder: Path
+    config: AdapterConfig
+    shapes: dict[str, tuple[int, ...]]
+    signature: tuple[int, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> "AdapterFiles":
+        """Read the config and the header.
+
+        Raises:
+            FileNotFoundError: a file is not there.
+            ValueError: a file is corrupt, or asks for what is not computed.
+        """
+        config, file = read_adapter_config(folder), folder / WEIGHTS
+        if not file.is_file():
+            raise FileNotFoundError(_why_no_weights(folder))
+        try:
+            with safe_open(file, framework="pt") as opened:
+                views = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+                dtypes = {name: view.get_dtype() for name, view in views.items()}
+                shapes = {name: tuple(view.get_shape()) for name, view in views.items()}
+        except (SafetensorError, OSError) as error:
+            why = POINTER if is_pointer(file) else f"is corrupt or truncated ({error})"
+            raise ValueError(f"{file} {why}: copy or save the adapter again") from error
+        for name, dtype in dtypes.items():
+            if dtype not in FLOATS:
+                raise ValueError(f"{file}: {name} is {dtype}: it must be one of {FLOATS}")
+        return cls(folder, config, shapes, _signature(folder))
+
+    def matrices(self, targets: AdapterTargets, max_rank: int) -> list[LowRank]:
+        """The adapter of each module, every tensor used or known.
+
+        Args:
+            targets: of the model.
+            max_rank: the largest rank that there is room for.
+
+        Raises:
+            ValueError: a tensor that is not known or has another shape than the model wants, or a
+                rank above `max_rank`; of several problems the first few are named.
+        """
+        pairs: dict[str, dict[str, str]] = {}
+        problems: list[str] = []
+        for name in self.shapes:
+            tensor = _taken_apart(name)
+            if tensor is None:
+                problems.append(f"{name} is not a tensor of LoRA: {MERGE}")
+            elif tensor.part:
+                pairs.setdefault(tensor.module, {})[tensor.part] = name
+        found = [self._pair(m, pair, targets, max_rank, problems) for m, pair in pairs.items()]
+        if not pairs and not problems:
+            problems.append("it has no matrix of LoRA: save the adapter again")
+        if problems:
+            raise ValueError(f"{self.folder / WEIGHTS}: {'; '.join(first_few(problems, 5))}")
+        return [each for each in found if each is not None]
+
+    def _pair(
+        self,
+        name: str,
+        pair: dict[str, str],
+        targets: AdapterTargets,
+        max_rank: int,
+        problems: list[str],
+    ) -> LowRank | None:
+        """One module's adapter; None, with a problem more, if it does not fit."""
+        module = targets.find(name)
+        if module is None:
+            problems.append(f"{name} has an adapter, and {targets.why_not(name)}")
+            return None
+        if len(pair) == 1:
+            problems.append(f"{name} has {next(iter(pair))} without the other matrix")
+            return None
+        rows, columns = targets.linear.get(module) or targets.embedding[module][::-1]
+        rank = self.config.rank_of(name)
+        wanted = {"A": (rank, columns), "B": (rows, rank)}
+        for part, tensor in pair.items():
+            if self.shapes[tensor] != wanted[part]:
+                problems.append(
+                    f"{tensor} has the shape {list(self.shapes[tensor])}: with this base model and "
+                    f"r = {rank} it must be {list(wanted[part])}"
+                )
+                return None
+        if rank > max_rank:
+            problems.append(
+                f"the rank of {name} is {rank} and max_lora_rank is {max_rank}: load the model "
+                f"with max_lora_rank={rank}"
+            )
+            return None
+        is_embedding = pair["A"].endswith("lora_embedding_A")
+        if is_embedding != (module in targets.embedding):
+            problems.append(f"{pair['A']} is of another kind of module than the base model's")
+            return None
+        return LowRank(module, pair["A"], pair["B"], rank, self.config.scale_of(name))
+
+    def is_unchanged(self) -> bool:
+        """Whether the files still are those that were opened."""
+        try:
+            return _signature(self.folder) == self.signature
+        except OSError:
+            return False
+
+    def digest(self) -> bytes:
+        """16 bytes that name the adapter's bytes: its config's, then its weights'."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name in (CONFIG, WEIGHTS):
+            with (self.folder / name).open("rb") as file:
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+        return digest.digest()
+
+    def read(self) -> "AdapterReader":
+        """The open file, for values."""
+        return AdapterReader(self.folder / WEIGHTS)
+
+
+class AdapterReader:
+    """The values of an adapter's tensors."""
+
+    def __init__(self, file: Path) -> None:
+        self._file: Any = safe_open(file, framework="pt")
+
+    def slice(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
+        """Some rows and columns of a matrix, in fp32 on the host."""
+        with torch.device("cpu"):
+            values: torch.Tensor = self._file.get_slice(name)[rows, columns]
+        return values.float()
+
+
+def _taken_apart(name: str) -> _Tensor | None:
+    """A tensor's module and part: A, B, or "" for one that is not read; None: it is not known."""
+    if not name.startswith(PREFIX):
+        return None
+    rest = name.removeprefix(PREFIX)
+    for ending, part in (
+        (".lora_A.weight", "A"),
+        (".lora_B.weight", "B"),
+        (".lora_embedding_A", "A"),
+        (".lora_embedding_B", "B"),
+        (".base_layer.weight", ""),
+    ):
+        if rest.endswith(ending):
+            return _Tensor(name, rest.removesuffix(ending), part)
+    return None
+
+
+def _signature(folder: Path) -> tuple[int, ...]:
+    """Size, time and place of both files."""
+    stats = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+    return tuple(n for each in stats for n in (each.st_size, each.st_mtime_ns, each.st_ino))
+
+
+def _why_no_weights(folder: Path) -> str:
+    if (folder / "adapter_model.bin").is_file():
+        return (
+            f"{folder} has adapter_model.bin and no {WEIGHTS}: load it with peft and save it again "
+            "with save_pretrained (safe_serialization=True)"
+        )
+    return f"{folder} has no {WEIGHTS}: give the folder that peft's save_pretrained wrote"

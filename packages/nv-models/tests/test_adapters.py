@@ -1,0 +1,268 @@
+"""Adapters of peft: files, refusals, and a model's logits with one, against the merged model."""
+
+import json
+
+import pytest
+import torch
+from nv_models import AdapterFiles, AdapterPool, load_model
+from safetensors.torch import load_file, save_file
+
+TOKENS = [(37 * i + 11) % 320 for i in range(40)]
+CLOSE = 1e-5
+FUSED = {
+    "Phi3": ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+    "OPT": ("model.decoder.layers.1.self_attn.q_proj", "model.decoder.layers.2.fc1",
+            "model.decoder.layers.2.fc2", "model.decoder.layers.0.self_attn.out_proj"),
+    "Glm4": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+             "mlp.gate_up_proj", "mlp.down_proj"),
+}  # fmt: skip
+"""Modules of the architectures whose names are not Llama's."""
+
+
+def load(model, folder, num_slots=8, max_rank=64, slot=3):
+    """A pool beside the model, with an adapter in a slot."""
+    pool = AdapterPool(model, num_slots, max_rank)
+    has_ends = pool.fill(image := pool.image(), AdapterFiles.open(folder))
+    pool.load(slot, image)
+    return pool, has_ends
+
+
+def error(found, expected):
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen3", "Qwen2", "Llama", "Phi3", "Glm4", "Gemma2", "Olmo2", "Granite", "OPT"]
+)
+def test_logits_are_those_of_the_merged_model(tiny_model, adapters, paged_runner, tmp_path, name):
+    base = tiny_model(name)
+    modules = FUSED.get(name, adapters.LAYER)
+    folder = adapters.write_adapter(tmp_path / "adapter", base, modules)
+    model = load_model(base, dtype="float32")
+    runner = paged_runner(model)
+    plain = runner.step(TOKENS)
+    _, has_ends = load(model, folder)
+    assert not has_ends
+    expected = adapters.merged_logits(base, folder, TOKENS)
+    assert error(plain, expected) > 1e-2
+    runner = paged_runner(model)
+    found = torch.cat([runner.step(tokens, 3) for tokens in (TOKENS[:39], TOKENS[39:])])
+    assert error(found, expected) < CLOSE
+    assert torch.equal(paged_runner(model).step(TOKENS, -1), plain)  # a row without one
+    assert torch.equal(paged_runner(model).step(TOKENS, 0), plain)  # an empty slot
+
+
+Q1 = "model.layers.1.self_attn.q_proj"
+KINDS = {
+    "rank 1": {"r": 1},
+    "rank 64": {"r": 64},
+    "rslora": {"r": 16, "use_rslora": True},
+    "patterns": {
+        "r": 4, "ranks": {Q1: 7}, "alpha_pattern": {Q1: 3, "layers.*.k_proj": 1.5},
+    },
+    "some layers": {"layers": [1], "modules": ("self_attn.v_proj", "mlp.up_proj")},
+    "ends": {"modules": ("self_attn.q_proj", "model.embed_tokens", "lm_head")},
+    "bf16": {"dtype": torch.bfloat16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter(tiny_checkpoint, adapters, paged_runner, tmp_path, kind):
+    base, options = tiny_checkpoint(), dict(KINDS[kind])
+    modules = options.pop("modules", adapters.LAYER)
+    folder = adapters.write_adapter(tmp_path / "adapter", base, modules, **options)
+    model = load_model(base, dtype="float32")
+    _, has_ends = load(model, folder)
+    assert has_ends == (kind == "ends")
+    if kind == "patterns":  # the writer's truth knows whole names alone
+        config = folder / "adapter_config.json"
+        values = json.loads(config.read_text())
+        del values["alpha_pattern"]["layers.*.k_proj"]
+        for layer in range(2):
+            values["alpha_pattern"][f"model.layers.{layer}.self_attn.k_proj"] = 1.5
+        config.write_text(json.dumps(values))
+    expected = adapters.merged_logits(base, folder, TOKENS)
+    assert error(paged_runner(model).step(TOKENS, 3), expected) < CLOSE
+
+
+def test_a_copy_of_the_base_is_not_read(base_pool, adapters, tmp_path):
+    """Peft writes the embedding of the base too, if it has an adapter."""
+    base, pool = base_pool
+    folder = adapters.write_adapter(tmp_path / "adapter", base, ("lm_head",), r=4)
+    file = folder / "adapter_model.safetensors"
+    copy = {"base_model.model.lm_head.base_layer.weight": torch.zeros(320, 128)}
+    save_file(load_file(file) | copy, file)
+    assert len(AdapterFiles.open(folder).matrices(pool.targets, 4)) == 1
+
+
+def test_a_tied_head_has_an_adapter_of_its_own(tiny_checkpoint, adapters, paged_runner, tmp_path):
+    base = tiny_checkpoint()
+    weights = load_file(base / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    folder = adapters.write_adapter(tmp_path / "adapter", base, ("model.embed_tokens", "lm_head"))
+    expected = adapters.merged_logits(base, folder, TOKENS)
+    model = load_model(base, dtype="float32", hf_overrides={"tie_word_embeddings": True})
+    load(model, folder)
+    assert error(paged_runner(model).step(TOKENS, 3), expected) < CLOSE
+
+
+def test_another_adapter_takes_a_slot_whole(tiny_checkpoint, adapters, paged_runner, tmp_path):
+    base = tiny_checkpoint()
+    large = adapters.write_adapter(tmp_path / "large", base, r=32)
+    small = adapters.write_adapter(tmp_path / "small", base, ("mlp.up_proj",), r=2, seed=1)
+    model = load_model(base, dtype="float32")
+    pool, _ = load(model, large)
+    image = pool.image()
+    for folder in (large, small):
+        pool.fill(image, AdapterFiles.open(folder))
+        pool.load(3, image)
+        expected = adapters.merged_logits(base, folder, TOKENS)
+        assert error(paged_runner(model).step(TOKENS, 3), expected) < CLOSE
+    assert pool.num_bytes == pool.values.numel() * 4
+
+
+def test_a_name_without_model_is_found(tiny_checkpoint, adapters, tmp_path):
+    base = tiny_checkpoint()
+    folder = adapters.write_adapter(tmp_path / "adapter", base)
+    file = folder / "adapter_model.safetensors"
+    tensors = {name.replace("model.layers", "layers", 1): t for name, t in load_file(file).items()}
+    assert "base_model.layers.0.mlp.up_proj.lora_A.weight" not in tensors
+    save_file({name.replace("base_layers", "base_model.model.layers"): t
+               for name, t in tensors.items()}, file)  # fmt: skip
+    pool = AdapterPool(load_model(base, dtype="float32"), 1, 8)
+    assert len(AdapterFiles.open(folder).matrices(pool.targets, 8)) == 14
+
+
+def test_a_digest_names_bytes(tiny_checkpoint, adapters, tmp_path):
+    base = tiny_checkpoint()
+    one, same, other = (
+        adapters.write_adapter(tmp_path / name, base, seed=seed)
+        for name, seed in (("one", 0), ("same", 0), ("other", 1))
+    )
+    digests = [AdapterFiles.open(each).digest() for each in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+    config = same / "adapter_config.json"
+    config.write_text(config.read_text().replace('"lora_alpha": 16', '"lora_alpha": 17'))
+    assert AdapterFiles.open(same).digest() != digests[0]
+
+
+CONFIGS = {
+    "peft_type is 'LOHA': only LORA": {"peft_type": "LOHA"},
+    "use_dora is True.*merge_and_unload": {"use_dora": True},
+    "lora_bias is True.*train": {"lora_bias": True},
+    "bias is 'all'": {"bias": "all"},
+    "init_lora_weights is 'pissa_niter_4'": {"init_lora_weights": "pissa_niter_4"},
+    "init_lora_weights is 'olora'": {"init_lora_weights": "olora"},
+    r"modules_to_save has 'lm_head'": {"modules_to_save": ["score", "lm_head"]},
+    "trainable_token_indices is": {"trainable_token_indices": [3]},
+    "layer_replication is": {"layer_replication": [[0, 1]]},
+    "kasa_config is .*does not know": {"kasa_config": {"x": 1}},
+    "r is 0: it must be a positive integer": {"r": 0},
+    "r is True: it must be": {"r": True},
+    "lora_alpha is None: it must be a positive number": {"lora_alpha": None},
+    r"rank_pattern\['q'\] is 1.5": {"rank_pattern": {"q": 1.5}},
+    "not a regular expression": {"alpha_pattern": {"(": 1}},
+    "rank of model.layers.0.mlp.down_proj is 8 and max_lora_rank is 4.*max_lora_rank=8": {},
+    r"lora_A.weight has the shape \[8, 128\].*r = 9 it must be \[9, 128\]": {"r": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def base_pool(tmp_path_factory, float_checkpoint):
+    model = load_model(float_checkpoint, dtype="float32")
+    return float_checkpoint, AdapterPool(model, 1, 4)
+
+
+@pytest.mark.parametrize("message", CONFIGS)
+def test_a_config_is_refused(base_pool, adapters, tmp_path, message):
+    base, pool = base_pool
+    folder = adapters.write_adapter(tmp_path / "adapter", base)
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | CONFIGS[message]))
+    with pytest.raises(ValueError, match=message) as raised:
+        AdapterFiles.open(folder).matrices(pool.targets, pool.max_rank)
+    assert str(folder) in str(raised.value)
+
+
+A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+TENSORS = {
+    "lora_magnitude_vector is not a tensor of LoRA": {
+        A0.replace("lora_A.weight", "lora_magnitude_vector"): torch.zeros(128)
+    },
+    "score.weight is not a tensor of LoRA": {"base_model.model.score.weight": torch.zeros(2, 128)},
+    "layers.9.* has no such module": {
+        A0.replace("layers.0", "layers.9"): torch.zeros(4, 128),
+        A0.replace("layers.0", "layers.9").replace("_A", "_B"): torch.zeros(256, 4),
+    },
+    "score has an adapter, and a classifier's own head": {
+        "base_model.model.score.lora_A.weight": torch.zeros(4, 128)
+    },
+    "has A without the other": {A0.replace("q_proj", "o_proj"): torch.zeros(4, 256)},
+    r"shape \[5, 128\]": {A0: torch.zeros(5, 128)},
+    "is I32": {A0: torch.zeros(4, 128, dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("message", TENSORS)
+def test_a_tensor_is_refused(base_pool, adapters, tmp_path, message):
+    base, pool = base_pool
+    modules = ("self_attn.q_proj", "mlp.up_proj")
+    folder = adapters.write_adapter(tmp_path / "adapter", base, modules, r=4)
+    file = folder / "adapter_model.safetensors"
+    save_file(load_file(file) | TENSORS[message], file)
+    with pytest.raises(ValueError, match=message):
+        AdapterFiles.open(folder).matrices(pool.targets, pool.max_rank)
+
+
+def test_experts_are_refused_by_name(tiny_checkpoint, adapters, tmp_path):
+    base = tiny_checkpoint("qwen3_moe", num_experts=4, num_experts_per_tok=2,
+                           moe_intermediate_size=32, decoder_sparse_step=2)  # fmt: skip
+    pool = AdapterPool(load_model(base, dtype="float32"), 1, 8)
+    dense = adapters.write_adapter(tmp_path / "dense", base, ("self_attn.q_proj",))
+    assert len(AdapterFiles.open(dense).matrices(pool.targets, 8)) == 2
+    sparse = adapters.write_adapter(tmp_path / "sparse", base, ("model.layers.1.mlp.gate",))
+    with pytest.raises(ValueError, match="adapters of a mixture's experts or router"):
+        AdapterFiles.open(sparse).matrices(pool.targets, 8)
+
+
+def test_a_scaled_embedding_is_refused(tiny_model, adapters, tmp_path):
+    base = tiny_model("Gemma2")
+    folder = adapters.write_adapter(tmp_path / "adapter", base, ("model.embed_tokens",))
+    pool = AdapterPool(load_model(base, dtype="float32"), 1, 8)
+    with pytest.raises(ValueError, match="this architecture multiplies its embedding"):
+        AdapterFiles.open(folder).matrices(pool.targets, 8)
+
+
+def test_broken_files(float_checkpoint, adapters, tmp_path):
+    folder = adapters.write_adapter(tmp_path / "adapter", float_checkpoint)
+    file, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="is corrupt or truncated"):
+        AdapterFiles.open(folder)
+    file.rename(folder / "adapter_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"adapter_model\.bin and no .*save_pretrained"):
+        AdapterFiles.open(folder)
+    config.write_text("[]")
+    with pytest.raises(ValueError, match="no JSON object"):
+        AdapterFiles.open(folder)
+    config.write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        AdapterFiles.open(folder)
+    config.unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no adapter_config.json"):
+        AdapterFiles.open(folder)
+
+
+def test_values_that_are_not_finite_or_changed(base_pool, adapters, tmp_path):
+    base, pool = base_pool
+    folder = adapters.write_adapter(tmp_path / "adapter", base, r=4)
+    files, image = AdapterFiles.open(folder), pool.image()
+    file = folder / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors[A0][0, 0] = float("inf")
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match="has changed while it was read"):
+        pool.fill(image, files)
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        pool.fill(image, AdapterFiles.open(folder))
