@@ -33,6 +33,7 @@ TINY = {
 }  # fmt: skip
 OURS = re.compile(r"/packages/nv-\w+/src/(nv_\w+/.*)")
 OF_A_MODEL = {
+    "adapter_config.json",
     "config.json",
     "config_sentence_transformers.json",
     "generation_config.json",

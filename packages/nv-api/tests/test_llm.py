@@ -260,16 +260,6 @@ def test_without_a_tokenizer_ids_go_in_and_out(scripted):
         llm.get_tokenizer()
 
 
-def test_what_is_not_built_is_refused(scripted):
-    llm = scripted()
-    calls = {
-        "lora_request": lambda: llm.generate("x", lora_request=object()),
-    }
-    for name, call in calls.items():
-        with pytest.raises(NotImplementedError, match=name):
-            call()
-
-
 def test_a_closed_llm_refuses_work(scripted):
     llm = scripted()
     llm.close()

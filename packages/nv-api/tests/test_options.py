@@ -173,7 +173,7 @@ def test_an_unknown_option_near_to_none():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("enable_lora", True), ("speculative_config", {"model": "x"})],
+    [("speculative_config", {"model": "x"})],
 )
 def test_what_is_not_built_yet_is_refused(name, value):
     with pytest.raises(NotImplementedError, match=f"{name}=.* is not built yet: leave {name}"):

@@ -205,7 +205,7 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
         (lambda llm: llm.embed("a", None, PoolingParams()), TypeError, "use_tqdm is"),
         (lambda llm: llm.embed("a", prompt_name="q"), ValueError, "this model has 'query'"),
         (lambda llm: llm.embed([3], prompt_name="query"), ValueError, "is token ids: give texts"),
-        (lambda llm: llm.embed("a", lora_request=1), NotImplementedError, "lora_request"),
+        (lambda llm: llm.embed("a", lora_request=1), TypeError, "lora_request is 1"),
         (lambda llm: llm.classify("a"), ValueError, "task is 'classify': this model has embed"),
         (lambda llm: llm.reward("a"), ValueError, "task is 'classify': this model has embed"),
         (lambda llm: llm.encode("a"), ValueError, "encode needs a task: .*embed, token_embed"),

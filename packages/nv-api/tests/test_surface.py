@@ -16,6 +16,7 @@ NAMES = [
     "CompletionOutput",
     "EmbeddingRequestOutput",
     "LLM",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "PoolingRequestOutput",
@@ -26,7 +27,8 @@ NAMES = [
 ]
 METHODS = {
     "abort_request": "request_id",
-    "add_request": "prompt, sampling_params=None",
+    "add_lora": "lora_request",
+    "add_request": "prompt, sampling_params=None, lora_request=None",
     "chat": (
         "messages, sampling_params=None, use_tqdm=True, lora_request=None, chat_template=None, "
         "add_generation_prompt=True, continue_final_message=False, tools=None, "
@@ -44,17 +46,19 @@ METHODS = {
     "get_metrics": "",
     "get_tokenizer": "",
     "is_finished": "",
+    "list_loras": "",
+    "remove_lora": "lora_id",
     "reset_prefix_cache": "",
     "reward": "prompts, pooling_params=None, use_tqdm=True, lora_request=None",
     "score": (
         "data_1, data_2, use_tqdm=True, pooling_params=None, lora_request=None, chat_template=None"
     ),
     "step": "",
-    "stream": "prompt, sampling_params=None",
+    "stream": "prompt, sampling_params=None, lora_request=None",
     "stream_chat": (
         "messages, sampling_params=None, chat_template=None, add_generation_prompt=True, "
         "continue_final_message=False, tools=None, chat_template_kwargs=None, "
-        "chat_template_content_format='auto'"
+        "chat_template_content_format='auto', lora_request=None"
     ),
 }
 RESULTS = {

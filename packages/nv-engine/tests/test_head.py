@@ -41,7 +41,7 @@ class SumHead:
     def resync(self):
         self.num_resyncs += 1
 
-    def compute(self, hidden_TE, rows, step, layout):
+    def compute(self, hidden_TE, rows, step, layout, lora=None):
         assert hidden_TE.shape[0] == layout.num_tokens
         if self.error is not None:
             raise self.error
@@ -53,7 +53,7 @@ class SumHead:
         self.sums.index_add_(0, slots_T, hidden_TE)
         return (self.sums[step.slots_S],)
 
-    def finish(self, row_numbers, outputs, hidden_TE=None):
+    def finish(self, row_numbers, outputs, hidden_TE=None, lora=None):
         self.is_eager = hidden_TE is not None
         slots = [chunk.slot for chunk in self.batch.chunks]
         return dict(zip(slots, outputs[0][0, row_numbers], strict=True))

@@ -63,7 +63,7 @@ VLLM_NAMES = ForeignNames(
         "enable_thinking": "pass chat_template_kwargs={'enable_thinking': …}",
         "guided_options_request": "pass SamplingParams(structured_outputs=…)",
         "inputs": "pass them as prompts",
-        "lora_request": "adapters are not there: merge it into the model's weights",
+        "lora_request": "generate, chat, stream and add_request take it",
         "mm_processor_kwargs": "prompts are text or token ids",
         "priority": "requests start in their order; of one list, those with the largest "
         "max_tokens start first",
@@ -97,12 +97,6 @@ def plain_name(name: str | int) -> str | int:
     if (number := whole(name)) is None:
         raise TypeError(f"request_id is {shown(name)}: it must be one id, a str or an integer")
     return number
-
-
-def refuse_lora(lora_request: object) -> None:
-    """Raise NotImplementedError if an adapter is asked for."""
-    if lora_request is not None:
-        raise NotImplementedError("lora_request is not built yet: leave it out")
 
 
 def params_list(

@@ -14,11 +14,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
+from nv_engine import EngineMetrics, LoRARequest, ModelFacts, PoolingParams, SamplingParams
 from nv_engine.log import LOGGER
 from nv_engine.values import one_id, shown
 
 from nv_api import options as keywords
+from nv_api.adapters import with_adapters
 from nv_api.arguments import POOLING_NAMES, VLLM_NAMES, params_list, plain_name
 from nv_api.chat_check import check_given
 from nv_api.conversation import (
@@ -215,6 +216,8 @@ class AsyncLLM(OneProcess):
         prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
         request_id: str | int | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Complete one prompt.
 
@@ -223,6 +226,7 @@ class AsyncLLM(OneProcess):
             sampling_params: None: the checkpoint's recommendation.
             request_id: a str or an int, for `abort` and for the outputs, that no request in flight
                 has.
+            lora_request: an adapter; the model was loaded with enable_lora=True.
 
         Yields:
             The request so far, whenever there is more of it; the last one is finished.
@@ -231,7 +235,7 @@ class AsyncLLM(OneProcess):
             ValueError, TypeError, NotImplementedError: as `LLM.generate`, before the first output.
             EngineDead: the engine's process or its device is lost.
         """
-        (tokenized,) = await self.tokenize([prompt])
+        (tokenized,) = with_adapters(await self.tokenize([prompt]), lora_request)
         async with aclosing(self._outputs(tokenized, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
@@ -249,6 +253,7 @@ class AsyncLLM(OneProcess):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Answer one conversation; outputs and errors as `generate`.
 
@@ -262,6 +267,7 @@ class AsyncLLM(OneProcess):
             tools: as of `LLM.chat`.
             chat_template_kwargs: as of `LLM.chat`.
             chat_template_content_format: as of `LLM.chat`.
+            lora_request: as in `generate`.
         """
         rendering = Rendering(
             chat_template=chat_template,
@@ -275,6 +281,7 @@ class AsyncLLM(OneProcess):
         check_given(chat_template, self.text)
         prompt = await self.chat_prompt(messages, rendering)
         check_read(self.text, conversation_list([messages]), rendering)
+        (prompt,) = with_adapters([prompt], lora_request)
         async with aclosing(self._outputs(prompt, sampling_params, request_id)) as outputs:
             async for output in outputs:
                 yield output
@@ -288,6 +295,7 @@ class AsyncLLM(OneProcess):
         pooling_task: str | None = None,
         *,
         prompt_name: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
         """Pool one prompt; arguments and errors as `LLM.encode`.
 
@@ -297,6 +305,7 @@ class AsyncLLM(OneProcess):
             request_id: a name for `abort` and for the output, that no request in flight has.
             pooling_task: None: that of the parameters.
             prompt_name: of a prompt of the model's that goes in front of the text.
+            lora_request: as in `generate`.
 
         Yields:
             The one output, once it is there.
@@ -308,6 +317,7 @@ class AsyncLLM(OneProcess):
         length = bound_of([params], self.facts.max_model_len)
         tokenized = await self._in_thread(lambda: tokenize(prompts, self.text, length))
         (kept,) = truncated(tokenized, [params], self.facts.max_model_len)
+        (kept,) = with_adapters([kept], lora_request)
         async with self._stream(kept, params, request_id) as stream:
             async for _ in stream:
                 pass

@@ -8,9 +8,10 @@ from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from nv_engine import SamplingParams
+from nv_engine import LoRARequest, SamplingParams
 
-from nv_api.arguments import VLLM_NAMES, ParamsLike, params_list, refuse_lora
+from nv_api.adapters import LoRALike, with_adapters
+from nv_api.arguments import VLLM_NAMES, ParamsLike, params_list
 from nv_api.chat_check import check_given
 from nv_api.collector import uncollected
 from nv_api.conversation import (
@@ -68,7 +69,7 @@ class LLM(PoolingMethods, OneProcess):
         prompts: PromptLike | Sequence[PromptLike],
         sampling_params: ParamsLike = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs are in the order of the prompts.
 
@@ -84,20 +85,22 @@ class LLM(PoolingMethods, OneProcess):
             sampling_params: one for all prompts, or one per prompt; None: the checkpoint's
                 recommendation (its max_new_tokens included).
             use_tqdm: True: a progress bar; False: none; or a callable with tqdm's arguments.
-            lora_request: not built yet.
+            lora_request: an adapter for all prompts, or one per prompt (None: the base model
+                alone); the model was loaded with enable_lora=True.
 
         Raises:
-            ValueError: a prompt that is empty, too long or cannot run for another reason; or a
-                list of parameters that is not as long as the list of prompts.
+            ValueError: a prompt that is empty, too long or cannot run for another reason; a list
+                of parameters or adapters that is not as long as the list of prompts; or an
+                adapter that does not fit the model.
+            FileNotFoundError: an adapter's files are not there.
             TypeError: a value that is not a prompt, or an unknown argument.
             NotImplementedError: an argument that is not built yet.
         """
         check_use_tqdm(use_tqdm)
-        refuse_lora(lora_request)
         self._session.check_usable()
         tokenized = tokenize(prompt_list(prompts), self._tokenizer, self._session.max_model_len)
         params = self._params_of(sampling_params, len(tokenized))
-        return self._session.run(tokenized, params, use_tqdm)
+        return self._session.run(with_adapters(tokenized, lora_request), params, use_tqdm)
 
     @VLLM_NAMES.arguments_of
     def chat(  # noqa: PLR0917  # vLLM's order
@@ -105,7 +108,7 @@ class LLM(PoolingMethods, OneProcess):
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: ParamsLike = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -120,7 +123,7 @@ class LLM(PoolingMethods, OneProcess):
             messages: dicts with "role" and "content", in order; or a list of such lists.
             sampling_params: as in `generate`.
             use_tqdm: as in `generate`.
-            lora_request: not built yet.
+            lora_request: as in `generate`.
             chat_template: a Jinja template in place of the tokenizer's own. As that is at load, it
                 is rendered once for a warning of what it loses.
             add_generation_prompt: opens the assistant's message.
@@ -139,7 +142,6 @@ class LLM(PoolingMethods, OneProcess):
             TypeError: a value that is not a conversation.
         """
         check_use_tqdm(use_tqdm)
-        refuse_lora(lora_request)
         rendering = Rendering(
             chat_template=chat_template,
             add_generation_prompt=add_generation_prompt,
@@ -155,11 +157,15 @@ class LLM(PoolingMethods, OneProcess):
         prompts = [chat_prompt(self._tokenizer, each, rendering, length) for each in conversations]
         check_read(self._tokenizer, conversations, rendering)
         params = self._params_of(sampling_params, len(prompts))
-        return self._session.run(prompts, params, use_tqdm)
+        return self._session.run(with_adapters(prompts, lora_request), params, use_tqdm)
 
     @VLLM_NAMES.arguments_of
     def stream(
-        self, prompt: PromptLike, sampling_params: SamplingParams | None = None
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> Generator[CompletionOutput]:
         """Complete one prompt, and return its tokens as they come.
 
@@ -169,6 +175,7 @@ class LLM(PoolingMethods, OneProcess):
         Args:
             prompt: as one of `generate`.
             sampling_params: None: the checkpoint's recommendation.
+            lora_request: an adapter, as in `generate`.
 
         Returns:
             Deltas: `text`, `token_ids` and `logprobs` hold what is new since the last delta of
@@ -185,6 +192,7 @@ class LLM(PoolingMethods, OneProcess):
             [single_prompt(prompt)], self._tokenizer, self._session.max_model_len
         )
         (params,) = self._params_of(sampling_params, 1)
+        (tokenized,) = with_adapters([tokenized], lora_request)
         return self._session.stream(tokenized, params)
 
     @VLLM_NAMES.arguments_of
@@ -199,6 +207,7 @@ class LLM(PoolingMethods, OneProcess):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         chat_template_content_format: Literal["auto", "string", "openai"] = "auto",
+        lora_request: LoRARequest | None = None,
     ) -> Generator[CompletionOutput]:
         """Answer one conversation, and return the answer's tokens as they come.
 
@@ -211,6 +220,7 @@ class LLM(PoolingMethods, OneProcess):
             tools: JSON schemas of functions.
             chat_template_kwargs: more variables for the template.
             chat_template_content_format: the form of contents that the template gets.
+            lora_request: an adapter, as in `generate`.
 
         Returns:
             Deltas, as `stream`.
@@ -233,17 +243,24 @@ class LLM(PoolingMethods, OneProcess):
         prompt = chat_prompt(self._tokenizer, conversation, rendering, self._session.max_model_len)
         check_read(self._tokenizer, [conversation], rendering)
         (params,) = self._params_of(sampling_params, 1)
+        (prompt,) = with_adapters([prompt], lora_request)
         return self._session.stream(prompt, params)
 
     @VLLM_NAMES.arguments_of
-    def add_request(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> int:
+    def add_request(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+    ) -> int:
         """Queue one prompt for `step` and return its id. Raises as `generate` does."""
         self._session.check_usable()
         (tokenized,) = tokenize(
             [single_prompt(prompt)], self._tokenizer, self._session.max_model_len
         )
         (params,) = self._params_of(sampling_params, 1)
-        (request,) = self._session.add([tokenized], [params])
+        (request,) = self._session.add(with_adapters([tokenized], lora_request), [params])
         return request.request_id
 
     @VLLM_NAMES.no_arguments_of
@@ -292,6 +309,35 @@ class LLM(PoolingMethods, OneProcess):
         """Forget every cached prefix, as after a change of weights; returns True."""
         self._session.reset_prefix_cache()
         return True
+
+    @VLLM_NAMES.arguments_of
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Check an adapter's files and begin to read them, before a request needs it.
+
+        Returns:
+            True.
+
+        Raises:
+            ValueError: the model was loaded without enable_lora=True, the id means another adapter,
+                or the files do not fit the model.
+            FileNotFoundError: there are no such files.
+        """
+        self._session.add_lora(lora_request)
+        return True
+
+    @VLLM_NAMES.arguments_of
+    def remove_lora(self, lora_id: int) -> bool:
+        """Let an adapter's id mean nothing; requests that run with it go on with it.
+
+        Returns:
+            False if it meant nothing.
+        """
+        return self._session.remove_lora(lora_id)
+
+    @VLLM_NAMES.arguments_of
+    def list_loras(self) -> set[int]:
+        """The ids of the adapters that requests or `add_lora` have named."""
+        return self._session.lora_ids
 
     @VLLM_NAMES.arguments_of
     def get_metrics(self) -> dict[str, int]:

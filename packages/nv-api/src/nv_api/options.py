@@ -74,7 +74,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "download_dir": (),
     "enable_expert_parallel": (False,),
-    "enable_lora": (False,),
     "enable_prompt_embeds": (False,),
     "enable_sleep_mode": (False,),
     "generation_config": ("auto",),

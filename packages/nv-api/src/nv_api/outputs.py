@@ -5,7 +5,10 @@ Owns their shapes, both as nano-vLLM's dict and as vLLM's attributes. Never comp
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from nv_engine import LoRARequest
 
 
 @dataclass(slots=True)
@@ -147,13 +150,13 @@ class RequestOutput(dict[str, Any]):
         prompt_logprobs: a dict of candidates per prompt token, None first; None unless asked for.
         num_cached_tokens: prompt tokens that the prefix cache had.
         metrics: times of the request's life.
+        lora_request: the adapter that it was computed with; None: the base model alone.
 
     Attributes:
-        lora_request, encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: vLLM's; None
+        encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: vLLM's; None
             here.
     """
 
-    lora_request: ClassVar[None] = None
     encoder_prompt: ClassVar[None] = None
     encoder_prompt_token_ids: ClassVar[None] = None
     kv_transfer_params: ClassVar[None] = None
@@ -169,6 +172,7 @@ class RequestOutput(dict[str, Any]):
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None,
         num_cached_tokens: int = 0,
         metrics: RequestMetrics | None = None,
+        lora_request: "LoRARequest | None" = None,
     ) -> None:
         super().__init__(text=outputs[0].text, token_ids=outputs[0].token_ids)
         self.request_id = request_id
@@ -179,6 +183,7 @@ class RequestOutput(dict[str, Any]):
         self.finished = finished
         self.num_cached_tokens = num_cached_tokens
         self.metrics = metrics
+        self.lora_request = lora_request
 
     @property
     def multi_modal_placeholders(self) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from nv_engine import PoolingParams
 from nv_engine.pooling_params import TASKS
 from nv_engine.values import one_of, shown
 
-from nv_api.arguments import POOLING_NAMES, refuse_lora
+from nv_api.adapters import LoRALike, with_adapters
+from nv_api.arguments import POOLING_NAMES
 from nv_api.pooled_request import PooledRequest
 from nv_api.pooling_outputs import (
     ClassificationOutput,
@@ -62,7 +63,7 @@ class PoolingMethods:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParamsLike = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
         pooling_task: str | None = None,
         *,
         prompt_name: str | None = None,
@@ -73,7 +74,7 @@ class PoolingMethods:
             prompts: as of `generate`.
             pooling_params: one for all prompts, or one per prompt.
             use_tqdm: as of `generate`.
-            lora_request: not built yet.
+            lora_request: as of `generate`.
             pooling_task: "embed", "classify", "score", "token_embed" or "token_classify"; None:
                 that of the parameters.
             prompt_name: of a prompt of the model's that goes in front of each text.
@@ -89,7 +90,7 @@ class PoolingMethods:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParamsLike = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
         *,
         prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
@@ -103,7 +104,7 @@ class PoolingMethods:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParamsLike = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
     ) -> list[ClassificationRequestOutput]:
         """Class probabilities of prompts (`outputs.probs`); arguments as `encode`."""
         requests = self._pool(prompts, pooling_params, use_tqdm, lora_request, "classify")
@@ -117,7 +118,7 @@ class PoolingMethods:
         prompts: PromptLike | Sequence[PromptLike],
         pooling_params: PoolingParamsLike = None,
         use_tqdm: UseTqdm = True,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Class values without the activation (`outputs.data`); arguments as `encode`."""
         params = pooling_params if pooling_params is not None else PoolingParams()
@@ -135,7 +136,7 @@ class PoolingMethods:
         data_2: PromptLike | Sequence[PromptLike],
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: object = None,
+        lora_request: LoRALike = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """Scores of pairs of texts (`outputs.score`).
@@ -148,15 +149,16 @@ class PoolingMethods:
             data_2: a text or a list.
             use_tqdm: as of `generate`.
             pooling_params: for all pairs.
-            lora_request: not built yet.
+            lora_request: as of `generate`.
             chat_template: a Jinja template of a classifier's prompt, which gets two messages with
                 the roles "query" and "document".
         """
-        pooler = self._check(use_tqdm, lora_request)
+        pooler = self._check(use_tqdm)
         scoring = Scoring(*paired(prompt_list(data_1), prompt_list(data_2)), pooler)
         given = with_task(pooling_params, scoring.task, scoring.num_prompts, pooler, "score")
         params = [scoring.params(each) for each in given]
-        requests = self._run(scoring.prompts(self._tokenizer, chat_template), params, use_tqdm)
+        prompts = with_adapters(scoring.prompts(self._tokenizer, chat_template), lora_request)
+        requests = self._run(prompts, params, use_tqdm)
         scores = scoring.scores([each.values for each in requests])
         return [
             _scored(pair, score)
@@ -168,17 +170,17 @@ class PoolingMethods:
         prompts: PromptLike | Sequence[PromptLike],
         given: PoolingParamsLike,
         use_tqdm: UseTqdm,
-        lora_request: object,
+        lora_request: LoRALike,
         task: str | None,
         prompt_name: str | None = None,
     ) -> list[PooledRequest]:
         """Check a call, run it, and return its requests."""
-        pooler = self._check(use_tqdm, lora_request)
+        pooler = self._check(use_tqdm)
         listed = prompt_list(prompts)
         params = with_task(given, task, len(listed), pooler)
         length = bound_of(params, self._session.max_model_len)
         tokenized = tokenize(with_prompt(listed, pooler, prompt_name), self._tokenizer, length)
-        return self._run(tokenized, params, use_tqdm)
+        return self._run(with_adapters(tokenized, lora_request), params, use_tqdm)
 
     def _run(
         self, prompts: list[TokenPrompt], params: list[PoolingParams], use_tqdm: UseTqdm
@@ -186,9 +188,8 @@ class PoolingMethods:
         kept = truncated(prompts, params, self._session.max_model_len)
         return self._session.pool(kept, params, use_tqdm)
 
-    def _check(self, use_tqdm: UseTqdm, lora_request: object) -> "PoolerConfig":
+    def _check(self, use_tqdm: UseTqdm) -> "PoolerConfig":
         check_use_tqdm(use_tqdm)
-        refuse_lora(lora_request)
         self._session.check_usable()
         return existing_pooler(self._pooler)
 

@@ -96,7 +96,13 @@ class Processor:
                     made[id(own)] = self._lower(own), self._grammar(own)
                 lowered, grammar = made[id(own)]
                 requested.append(
-                    EngineRequest(prompt.token_ids, lowered, grammar, cache_salt=prompt.cache_salt)
+                    EngineRequest(
+                        prompt.token_ids,
+                        lowered,
+                        grammar,
+                        cache_salt=prompt.cache_salt,
+                        lora=prompt.lora,
+                    )
                 )
         return self._queue(requested, partial(map, self._request), prompts, frozen)
 
@@ -105,7 +111,7 @@ class Processor:
     ) -> list[PooledRequest]:
         """Queue prompts that are to be pooled, all or none; raises as `add`."""
         requested = [
-            EngineRequest(prompt.token_ids, own, cache_salt=prompt.cache_salt)
+            EngineRequest(prompt.token_ids, own, cache_salt=prompt.cache_salt, lora=prompt.lora)
             for prompt, own in zip(prompts, params, strict=True)
         ]
         return self._queue(requested, partial(map, PooledRequest), prompts, params)

@@ -5,12 +5,15 @@ Owns which values are prompts, and what a prompt may hold.
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nv_engine.values import NOT_LISTS, shown, unicode
 
 from nv_api.said import Place
 from nv_api.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nv_engine import LoRARequest
 
 PromptLike: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt"."""
@@ -49,6 +52,8 @@ class TokenPrompt(NamedTuple):
     place: Place | None = None
     """Where the completion begins, if stop strings are searched after its thought only; the server
     sets it. None: they are searched in all of the text."""
+    lora: "LoRARequest | None" = None
+    """The adapter that it is computed with; None: the base model alone."""
 
 
 def prompt_list(prompts: object) -> list[Prompt]:

@@ -123,6 +123,7 @@ class Request:
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
+            lora_request=self.prompt.lora,
         )
 
 

@@ -26,7 +26,7 @@ from nv_api.structured import grammar_compiler
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from nv_engine import Engine, PoolingParams, SamplingParams, StepOutput
+    from nv_engine import Engine, LoRARequest, PoolingParams, SamplingParams, StepOutput
 
 
 ALL = slice(None)
@@ -85,6 +85,21 @@ class Session:
     def num_failed_steps(self) -> int:
         """Steps that the device failed to run, which ended their requests with "error"."""
         return self._engine.num_failed_steps
+
+    def add_lora(self, request: "LoRARequest") -> None:
+        """Begin to read an adapter; raises as `Engine.add_adapter`."""
+        with self._alone():
+            self._engine.add_adapter(request)
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Let an adapter's id mean nothing; False if it meant nothing."""
+        with self._alone():
+            return self._engine.remove_adapter(adapter_id)
+
+    @property
+    def lora_ids(self) -> set[int]:
+        """The ids that mean an adapter."""
+        return self._engine.adapter_ids
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""

@@ -6,9 +6,12 @@ Owns nothing; names no tensor. A batch is a list of chunks: decoding is a chunk 
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from nv_engine.adapter import AdapterSource
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import PoolingParams
 
+NO_ADAPTER = -1
+"""In place of a slot of the adapters' pool: the base model alone."""
 NO_TOKEN = -1
 """In place of a drawn token: the row's logits hold NaN or infinity, or all are -inf."""
 
@@ -27,6 +30,24 @@ class Admission(NamedTuple):
     """Most likely tokens to return for each token of the prompt; None: not asked for."""
     pooling: PoolingParams | None = None
     """The result that is made of the prompt's hidden states; None: tokens are drawn."""
+    adapter: int = NO_ADAPTER
+    """The slot of its adapter in the pool."""
+
+
+class AdapterFetch(NamedTuple):
+    """A rank's slices of an adapter go from its files to the host's memory, beside the steps."""
+
+    image: int
+    """Where they go; nothing else needs what is there."""
+    source: AdapterSource
+
+
+class AdapterLoad(NamedTuple):
+    """An adapter goes from the host's memory to a slot of the pool, before the step computes."""
+
+    slot: int
+    image: int
+    key: int
 
 
 class BlockAppend(NamedTuple):
@@ -76,6 +97,8 @@ class Batch(NamedTuple):
     num_steps: int = 1
     masks: tuple[TokenMask, ...] = ()
     """Of the sequences with a grammar that sample in this step."""
+    fetches: tuple[AdapterFetch, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -122,3 +145,7 @@ class StepResult(NamedTuple):
     pooled: Mapping[int, PooledRows] | None = None
     """By slot, of a step that pools and draws nothing: the result of each prompt that ends in it,
     and of the tokens of those prompts whose tokens have results. None: tokens were drawn."""
+    fetched: Collection[int] = ()
+    """Keys of adapters that the host's memory holds whole since the last step."""
+    unfetched: Mapping[int, str] | None = None
+    """Why, by key: adapters that could not be read. Sequences that ran with one are in `failed`."""

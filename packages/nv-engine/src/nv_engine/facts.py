@@ -5,6 +5,8 @@ Owns nothing that changes. Made once, when a rank has started (`nv_engine.device
 
 from dataclasses import dataclass
 
+from nv_models.adapters.targets import AdapterTargets
+
 from nv_engine.mixed import MixedSteps
 from nv_engine.values import MAX_COUNT
 
@@ -19,6 +21,19 @@ class PoolingFacts:
     """Values of a result: the embedding's length, or the number of labels."""
     reads_whole_prompt: bool
     """Whether a prompt's own result is made of all its tokens' states, not the last's alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterFacts:
+    """Of a runner with room for adapters; frozen."""
+
+    num_slots: int
+    """Adapters that may run at once."""
+    num_images: int
+    """Adapters that each rank keeps in its host's memory."""
+    max_rank: int
+    targets: AdapterTargets
+    """The modules that may have one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,3 +58,5 @@ class ModelFacts:
     """Ids from here on are drawn only for requests that name them; None: all are."""
     pooling: PoolingFacts | None = None
     """The results that the runner makes of prompts; None: it draws tokens."""
+    adapters: AdapterFacts | None = None
+    """None: the model was loaded without adapters."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nv_engine.grammar import Grammar
+from nv_engine.lora_request import LoRARequest
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import PoolingParams
 
@@ -23,6 +24,7 @@ class EngineRequest:
         grammar: what `params.structured_outputs` asks for, compiled; None if it asks for nothing.
         request_id: an id from 0 to 2**63 - 1 that no unfinished request has; None: the next free
             one.
+        lora: the adapter that it is computed with; None: the base model alone.
         cache_salt: only requests with an equal salt share blocks of the prefix cache: 1 to 256
             characters. None: shared with all other requests without a salt.
     """
@@ -32,3 +34,4 @@ class EngineRequest:
     grammar: Grammar | None = None
     request_id: int | None = None
     cache_salt: str | None = None
+    lora: LoRARequest | None = None

@@ -15,6 +15,7 @@ import numpy as np
 
 from nv_engine.facts import ModelFacts, PoolingFacts
 from nv_engine.grammar import Grammar
+from nv_engine.lora_request import LoRARequest
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import EMBED_TASKS, PoolingParams
 from nv_engine.values import NOT_LISTS, integer, shown
@@ -71,6 +72,17 @@ def plain_salt(cache_salt: str | None) -> bytes:
         f"cache_salt is {shown(cache_salt)}: it must be a str of 1 to {MAX_SALT} characters, in "
         "valid Unicode (or leave it out, to share cached prefixes)"
     )
+
+
+def plain_lora(lora: object) -> LoRARequest:
+    """The adapter that a request names.
+
+    Raises:
+        TypeError: it is not a LoRARequest.
+    """
+    if not isinstance(lora, LoRARequest):
+        raise TypeError(f"lora_request is {shown(lora)}: it must be a LoRARequest, or None")
+    return lora
 
 
 def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = False) -> list[int]:

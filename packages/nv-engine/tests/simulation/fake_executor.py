@@ -27,9 +27,52 @@ class Row:
         self.wants_prompt = admission.prompt_logprobs is not None
         self.salt = salt
         self.pooling = admission.pooling
+        self.adapter = admission.adapter  # its slot in the pool
         self.table = []
         self.length = None  # tokens computed; None: nothing yet
         self.last = None  # the token that it drew last
+
+
+class FakeAdapters:
+    """The images and the pool of a rank: an adapter's number stands for its values."""
+
+    def __init__(self, facts):
+        self.facts = facts
+        self.images = {}
+        self.pool = {}
+        self.unreported = []
+        self.delay = 0  # batches until an image is whole
+        self.bad = set()  # numbers of adapters whose files are corrupt
+        self.num_loads = 0
+
+    def take(self, batch, in_use):
+        self.unreported = [(wait - 1, source) for wait, source in self.unreported]
+        for image, source in batch.fetches:
+            assert 0 <= image < self.facts.num_images
+            self.images[image] = source
+            self.unreported.append((self.delay, source))
+        for slot, image, key in batch.loads:
+            assert 0 <= slot < self.facts.num_slots
+            assert slot not in in_use, "an adapter is overwritten under an unread step"
+            assert self.images[image].key == key, "an image was overwritten before its load"
+            self.pool[slot] = self.images[image]
+            self.num_loads += 1
+        for admission in batch.admissions:
+            assert admission.adapter == -1 or admission.adapter in self.pool
+
+    def number(self, slot):
+        """What the adapter in a slot of the pool adds to each token; 0: none."""
+        return 0 if slot == -1 else int(self.pool[slot].name)
+
+    def has_failed(self, slot):
+        return self.number(slot) in self.bad
+
+    def news(self):
+        ended = [source for wait, source in self.unreported if wait <= 0]
+        self.unreported = [each for each in self.unreported if each[0] > 0]
+        fetched = [source.key for source in ended if int(source.name) not in self.bad]
+        bad = [source.key for source in ended if int(source.name) in self.bad]
+        return fetched, dict.fromkeys(bad, "no such bytes") or None
 
 
 class FakePending:
@@ -60,10 +103,12 @@ class FakeExecutor:
         self.num_batches = self.num_read = 0
         self.max_burst = 0
         self.num_copies = 0
+        self.adapters = FakeAdapters(facts.adapters)
 
     def submit(self, batch):
         self.num_batches += 1
         self._check(batch)
+        self.adapters.take(batch, self._slots_in_use())
         for admission in batch.admissions:
             assert 0 <= admission.slot < self.max_num_seqs
             assert all(admission.slot not in step.slots for step in self.unread), "slot in use"
@@ -80,9 +125,20 @@ class FakeExecutor:
         self.unread.append(pending)
         return pending
 
+    def _slots_in_use(self):
+        """Slots of the pool that unread steps read."""
+        return {self.rows[slot].adapter for step in self.unread for slot in step.slots}
+
     def _result(self, batch):
         steps = [self._step(batch) for _ in range(batch.num_steps)]
-        return StepResult(steps, *self._logprobs(batch, steps))
+        failed = {
+            chunk.slot: "no such bytes"
+            for chunk in batch.chunks
+            if self.adapters.has_failed(self.rows[chunk.slot].adapter)
+        }
+        result = StepResult(steps, *self._logprobs(batch, steps), failed=failed or None)
+        fetched, unfetched = self.adapters.news()
+        return result._replace(fetched=fetched, unfetched=unfetched)
 
     def read(self, pending):
         """The host waits for a step."""
@@ -183,7 +239,7 @@ class FakeExecutor:
                 self.writer[block] = row
                 if position % size == 0:
                     self.salts[block] = row.salt
-            previous = next_cell(previous, token)
+            previous = next_cell(previous, token, self.adapters.number(row.adapter))
             self.cells[block][position % size] = previous
             self.written[block] = self.num_batches
 

@@ -11,8 +11,9 @@ EOS = (0, 1)
 UNWRITTEN = -1
 
 
-def next_cell(previous, token):
-    return (previous * 1_000_003 + token + 1) & 0xFFFFFFFFFFFF
+def next_cell(previous, token, adapter=0):
+    """The number of a token's place; another adapter gives another."""
+    return (previous * 1_000_003 + 7919 * adapter + token + 1) & 0xFFFFFFFFFFFF
 
 
 def draw(cells, seed, min_length, stops):
@@ -32,11 +33,11 @@ def stop_ids(params):
     return {*EOS, *(params.stop_token_ids or ())}
 
 
-def truth(prompt, params, seed, limit):
+def truth(prompt, params, seed, limit, adapter=0):
     """The output of one sequence when it has a device of its own: (tokens, finish, stop reason)."""
     cells, cell, tokens, seed = [], 0, [], draw_seed(params, seed)
     for token in prompt:
-        cell = next_cell(cell, token)
+        cell = next_cell(cell, token, adapter)
         cells.append(cell)
     eos = set() if params.ignore_eos else set(EOS)
     stops = eos | set(params.stop_token_ids or ())
@@ -47,7 +48,7 @@ def truth(prompt, params, seed, limit):
             return tokens, "stop", None if token in eos else token
         if len(prompt) + len(tokens) == limit or len(tokens) == params.max_tokens:
             return tokens, "length", None
-        cell = next_cell(cell, token)
+        cell = next_cell(cell, token, adapter)
         cells.append(cell)
 
 

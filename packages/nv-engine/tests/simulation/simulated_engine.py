@@ -4,12 +4,44 @@ from itertools import islice
 
 from fake_executor import FakeExecutor
 from fake_model import EOS, VOCAB, said_of, truth
+from nv_engine.adapter import Adapter, AdapterSource
 from nv_engine.config import EngineConfig
 from nv_engine.engine import Engine
-from nv_engine.facts import ModelFacts
+from nv_engine.facts import AdapterFacts, ModelFacts
+from nv_engine.lora_request import LoRARequest
 from nv_engine.params import SamplingParams
 from nv_engine.request import EngineRequest
 from nv_engine.scheduling.draw_key import draw_key
+from nv_models.adapters import AdapterTargets
+
+
+class FakeLibrary:
+    """Adapters whose name is their number; the digest comes after some waits."""
+
+    def __init__(self):
+        self.known = {}
+        self.unread = []
+        self.num_waits = 0
+        self.delay = 0
+
+    def find(self, request):
+        if request.lora_int_id not in self.known:
+            source = AdapterSource(1000 + len(self.known), request.lora_name, "folder", ())
+            adapter = self.known[request.lora_int_id] = Adapter(source)
+            self.unread.append((self.num_waits + self.delay, adapter))
+            self.tick(0)
+        return self.known[request.lora_int_id]
+
+    def tick(self, count=1):
+        self.num_waits += count
+        for when, adapter in self.unread:
+            if when <= self.num_waits:
+                adapter.digest = adapter.source.name.encode()
+        self.unread = [each for each in self.unread if each[0] > self.num_waits]
+
+    def wait(self, seconds):
+        del seconds
+        self.tick()
 
 
 class Simulation:
@@ -26,6 +58,7 @@ class Simulation:
         seed=0,
         mixed=None,
         pooling=None,
+        adapters=None,
         **options,
     ):
         facts = ModelFacts(
@@ -37,14 +70,23 @@ class Simulation:
             own_model_len=max_model_len,
             mixed_steps=mixed,
             pooling=pooling,
+            adapters=adapters
+            and AdapterFacts(
+                num_slots=adapters[0],
+                num_images=adapters[1],
+                max_rank=8,
+                targets=AdapterTargets({}),
+            ),
         )
         config = EngineConfig(model="fake", seed=seed, **options)
         self.executor = self.make_executor(
             facts, config.max_num_seqs, config.max_num_batched_tokens, self.salt_in
         )
         self.engine = Engine(config, self.executor)
+        self.library = self.engine._library = FakeLibrary()
         self.max_model_len, self.capacity = max_model_len, num_blocks * block_size + 1
         self.requests = {}
+        self.adapters = {}
         self.salts = {}
         self.tokens = {}
         self.logprobs = {}
@@ -57,12 +99,15 @@ class Simulation:
         """The salt that the request in a slot came with."""
         return self.salts[self.engine._scheduler._running.by_slot[slot].request_id]
 
-    def add(self, prompt, params, salt=None):
+    def add(self, prompt, params, salt=None, adapter=0):
         stream = (self.engine.config.seed, self.engine.metrics.num_requests)
         if params.seed is not None:
             stream = (params.seed,)
-        request_id = self.engine.add(EngineRequest(prompt, params, cache_salt=salt))
-        self.salts[request_id] = salt
+        lora = LoRARequest(str(adapter), adapter, "folder") if adapter else None
+        request = EngineRequest(prompt, params, cache_salt=salt, lora=lora)
+        request_id = self.engine.add(request)
+        self.salts[request_id] = salt, adapter
+        self.adapters[request_id] = adapter
         self.requests[request_id] = (list(prompt), params, stream)
         for index in range(params.n):
             self.tokens[request_id, index] = []
@@ -92,6 +137,7 @@ class Simulation:
         self.take(self.engine.abort(request_id, index))
 
     def step(self):
+        self.library.tick()
         output = self.engine.step()
         self.outputs.append(output)
         self.take(output.updates)
@@ -115,7 +161,8 @@ class Simulation:
         for (request_id, index), tokens in self.tokens.items():
             prompt, params, stream = self.requests[request_id]
             limit = min(self.max_model_len, self.capacity)
-            want = truth(prompt, params, draw_key(*stream, index), limit)
+            seed, adapter = draw_key(*stream, index), self.adapters[request_id]
+            want = truth(prompt, params, seed, limit, adapter)
             finish_reason, stop_reason = self.finished[request_id, index]
             if finish_reason in ("abort", "error"):
                 assert tokens == want[0][: len(tokens)]

@@ -82,6 +82,7 @@ class TestPlan:
         assert plan.places.tolist() == [2, -1, 0, 3, 4, 6, 1, 5, -1, -1]
         groups = [(adapter, tokens.tolist()) for adapter, tokens in plan.groups()]
         assert groups == [(0, [2]), (1, [0, 3]), (1, [4, 6])]
+        assert plan.of_rows(torch.tensor([3, 1, 2])).adapters.tolist() == [1, -1, 0]
 
     @outer_only
     def test_tiles_by_tokens(self):
@@ -98,7 +99,7 @@ class TestPlan:
         expected = reference.lora_plan(adapters, NUM_ADAPTERS, tile, True)
         assert torch.equal(found.tile_adapters, expected.tile_adapters)
         assert torch.equal(found.places, expected.places)
-        assert found[3:] == expected[3:] == (tile, True)
+        assert found[3:] == expected[3:] == (tile, NUM_ADAPTERS, True)
 
     @on_device
     def test_every_token_has_one_adapter(self):

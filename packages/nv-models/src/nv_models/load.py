@@ -12,6 +12,7 @@ from typing import Any
 import nv_kernels as nk
 import torch
 
+from nv_models.adapters import AdapterPool
 from nv_models.architectures import ARCHITECTURES, model_class
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
@@ -70,6 +71,10 @@ class ModelPlan:
         """Bytes of the weights by which a layer multiplies a token, on this rank."""
         values = self.config.layer_parameters // self.placement.parallel.size
         return round(values * bytes_per_value(self._outline()))
+
+    def adapter_bytes(self, num_slots: int, max_rank: int, dtype: torch.dtype | None = None) -> int:
+        """Bytes on this rank of an `AdapterPool` with these arguments."""
+        return AdapterPool(self._outline(), num_slots, max_rank, dtype).num_bytes
 
     def load(self) -> CausalLM:
         """Make the model and fill it.

@@ -13,6 +13,7 @@ from nv_engine import (
     EngineConfig,
     EngineMetrics,
     EngineRequest,
+    LoRARequest,
     ModelFacts,
     PoolingParams,
     SamplingParams,
@@ -49,6 +50,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=1):
     cache_salt: str | None = None
     pools: bool = False
     """Whether the parameters are of PoolingParams instead."""
+    lora: LoRARequest | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -188,7 +190,8 @@ def add_of(request: EngineRequest, request_id: int) -> Add:
     if (form := given.get("structured_outputs")) is not None:
         given["structured_outputs"] = {f.name: getattr(form, f.name) for f in fields(form)}
     pools = isinstance(request.params, PoolingParams)
-    return Add(request_id, list(request.token_ids), given, request.cache_salt, pools)
+    salt, lora = request.cache_salt, request.lora
+    return Add(request_id, list(request.token_ids), given, salt, pools, lora)
 
 
 def request_of(add: Add) -> EngineRequest:
@@ -201,12 +204,12 @@ def request_of(add: Add) -> EngineRequest:
     ids, salt = add.token_ids, add.cache_salt
     if add.pools:
         params = PoolingParams(**given)
-        return EngineRequest(ids, params, request_id=add.request_id, cache_salt=salt)
+        return EngineRequest(ids, params, request_id=add.request_id, cache_salt=salt, lora=add.lora)
     form = given.get("structured_outputs")
     sampling = SamplingParams(
         **{**given, "structured_outputs": form and StructuredOutputsParams(**form)}
     )
-    return EngineRequest(ids, sampling, request_id=add.request_id, cache_salt=salt)
+    return EngineRequest(ids, sampling, request_id=add.request_id, cache_salt=salt, lora=add.lora)
 
 
 def with_grammar(request: EngineRequest, grammar: Any) -> EngineRequest:  # noqa: ANN401

@@ -46,7 +46,7 @@ MAX_UPDATES = 256
 """In one frame: the front end's loop is free between two frames."""
 NUM_COMPILERS = 2
 """Grammars compiled at once; the rest wait for their turn."""
-REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError)
+REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError, FileNotFoundError)
 """Errors of a request, which leave the engine as it was."""
 
 Compile = Callable[["StructuredOutputsParams"], "Grammar"]

@@ -21,6 +21,8 @@ class StepKey(NamedTuple):
     layout: Layout
     head: Hashable
     """The key of the head's work."""
+    adapters: Hashable = None
+    """The part of the step that its adapters change."""
 
 
 class CapturedSteps:
@@ -34,10 +36,10 @@ class CapturedSteps:
         self._buckets = buckets
         self._seen: dict[StepKey, int] = {}
 
-    def find(self, exact: Layout, head: Hashable) -> StepKey | None:
+    def find(self, exact: Layout, head: Hashable, adapters: Hashable = None) -> StepKey | None:
         """The padded step if it is captured or due to be; None: run the exact one eagerly."""
         layout = self._buckets.layout(exact)
-        key = StepKey(layout, head)
+        key = StepKey(layout, head, adapters)
         count = self._seen.get(key, 0)
         if key not in self.graphs and count < self._buckets.least_count(layout):
             if len(self._seen) >= MAX_SEEN:

@@ -25,13 +25,16 @@ class DrawHead:
     """A token for each row of a step.
 
     Args:
-        logits: hidden states [R, E] -> logits [R, V].
+        logits: hidden states [R, E] and perhaps the rows' adapters -> logits [R, V].
         tables: what the sequences in the slots ask of the draw.
         ring: where the tokens go.
     """
 
     def __init__(
-        self, logits: Callable[[Tensor], Tensor], tables: SamplingTables, ring: ResultRing
+        self,
+        logits: Callable[[Tensor, nk.LoraPlan | None], Tensor],
+        tables: SamplingTables,
+        ring: ResultRing,
     ) -> None:
         self.logits = logits
         self.tables = tables
@@ -74,19 +77,30 @@ class DrawWork:
         return self._prompt is None and not self.key.many_logprobs
 
     def compute(
-        self, hidden_TE: Tensor, rows: nk.StepRows, step: StepInputs, layout: Layout
+        self,
+        hidden_TE: Tensor,
+        rows: nk.StepRows,
+        step: StepInputs,
+        layout: Layout,
+        lora: nk.LoraPlan | None = None,
     ) -> Outputs:
         """Draw from the logits of each row's last token; returns as `sample`."""
         head, flags = self._head, self.key
         last_SE = hidden_TE if layout.only_single_tokens else hidden_TE[rows.last]
-        logits_SV, sampling = head.logits(last_SE), flags.sampling(rows)
+        if lora is not None and not layout.only_single_tokens:
+            lora = lora.of_rows(rows.last)
+        logits_SV, sampling = head.logits(last_SE, lora), flags.sampling(rows)
         return sample(logits_SV, head.tables, step.drawn_slots_S, sampling, flags, ring=head.ring)
 
     def finish(
-        self, row_numbers: Sequence[int], outputs: Outputs, hidden_TE: Tensor | None = None
+        self,
+        row_numbers: Sequence[int],
+        outputs: Outputs,
+        hidden_TE: Tensor | None = None,
+        lora: nk.LoraPlan | None = None,
     ) -> DrawResult:
         """Look up prompt tokens, and queue the copies to the host."""
-        prompt = self._look_up(hidden_TE)
+        prompt = self._look_up(hidden_TE, lora)
         chunks, tables = self._batch.chunks, self._head.tables
         numbered = list(zip(row_numbers, chunks, strict=True))
         rows = [row for row, chunk in numbered if chunk.samples]
@@ -100,13 +114,14 @@ class DrawWork:
             failed=tables.failed,
         )
 
-    def _look_up(self, hidden_TE: Tensor | None) -> PromptResult | None:
+    def _look_up(self, hidden_TE: Tensor | None, lora: nk.LoraPlan | None) -> PromptResult | None:
         """Log-probabilities of the prompts of sequences that ask, as far as this step goes."""
         if self._prompt is None:
             return None
         assert hidden_TE is not None, "such a batch is not captured"
         head = self._head
-        top = prompt_logprobs(hidden_TE, head.logits, self._prompt, head.tables.vocab_size)
+        size = head.tables.vocab_size
+        top = prompt_logprobs(hidden_TE, head.logits, self._prompt, size, lora)
         return PromptResult(top, self._prompt.spans)
 
 

@@ -49,7 +49,12 @@ class HeadWork(Protocol):
         ...
 
     def compute(
-        self, hidden_TE: Tensor, rows: nk.StepRows, step: StepInputs, layout: Layout
+        self,
+        hidden_TE: Tensor,
+        rows: nk.StepRows,
+        step: StepInputs,
+        layout: Layout,
+        lora: nk.LoraPlan | None = None,
     ) -> Outputs:
         """Queue the head's part of one step: device work on fixed shapes, nothing read back.
 
@@ -61,11 +66,16 @@ class HeadWork(Protocol):
             rows: what the device has read of the rows: positions, lengths, each row's last token.
             step: what the host has sent of them: slots, and slots that drawn tokens belong to.
             layout: the shapes.
+            lora: the adapters of the tokens, if one of them changes the ends of the model.
         """
         ...
 
     def finish(
-        self, row_numbers: Sequence[int], outputs: Outputs, hidden_TE: Tensor | None = None
+        self,
+        row_numbers: Sequence[int],
+        outputs: Outputs,
+        hidden_TE: Tensor | None = None,
+        lora: nk.LoraPlan | None = None,
     ) -> HeadResult:
         """Queue what is left to do once every step of the batch is queued. Called once.
 
@@ -73,6 +83,7 @@ class HeadWork(Protocol):
             row_numbers: the row of each chunk.
             outputs: what `compute` returned, [num_steps, ...] each.
             hidden_TE: hidden states of the last step; None if it was replayed from a graph.
+            lora: as `compute` got it, of that step.
         """
         ...
 

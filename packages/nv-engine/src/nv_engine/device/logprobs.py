@@ -85,18 +85,22 @@ def prompt_rows(chunks: Sequence[Chunk], requests: dict[int, PromptRequest]) -> 
 
 def prompt_logprobs(
     hidden_TE: Tensor,
-    logits_of: Callable[[Tensor], Tensor],
+    logits_of: Callable[[Tensor, nk.LoraPlan | None], Tensor],
     wanted: PromptRows,
     vocab_size: int,
+    lora: nk.LoraPlan | None = None,
 ) -> TopLogprobs:
     """Look up prompt tokens; logits are made, and forgotten, a part at a time."""
     device = hidden_TE.device
     rows_N = upload(wanted.rows, torch.int64, device)
     targets_N = upload(wanted.targets, torch.int64, device)
-    parts = [
-        nk.top_logprobs(logits_of(hidden_TE[rows_N[part]]), targets_N[part], wanted.num_logprobs)
-        for part in row_parts(len(wanted.rows), vocab_size)
-    ]
+
+    def look_up(part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        rows = rows_N[part]
+        logits = logits_of(hidden_TE[rows], None if lora is None else lora.of_rows(rows))
+        return nk.top_logprobs(logits, targets_N[part], wanted.num_logprobs)
+
+    parts = [look_up(part) for part in row_parts(len(wanted.rows), vocab_size)]
     return TopLogprobs(*map(torch.cat, zip(*parts, strict=True)))
 
 

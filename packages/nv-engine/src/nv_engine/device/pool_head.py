@@ -126,12 +126,18 @@ class PoolWork:
         self._asked = asked
 
     def compute(
-        self, hidden_TE: Tensor, rows: nk.StepRows, step: StepInputs, layout: Layout
+        self,
+        hidden_TE: Tensor,
+        rows: nk.StepRows,
+        step: StepInputs,
+        layout: Layout,
+        lora: nk.LoraPlan | None = None,
     ) -> Outputs:
         """Results [S, width] of prompts, whether each row is finite [S], and those of tokens.
 
         The last are [T, width]; they are there if a prompt of the batch asks for them.
         """
+        del lora  # poolers have no adapters
         head = self._head
         last_SE = hidden_TE if layout.only_single_tokens else hidden_TE[rows.last]
         results_SO = head.results(head.states(hidden_TE, last_SE, rows, step), step.slots_S)
@@ -150,10 +156,14 @@ class PoolWork:
         return torch.cat([step.slots_S, padding_1])[row_T]
 
     def finish(
-        self, row_numbers: Sequence[int], outputs: Outputs, hidden_TE: Tensor | None = None
+        self,
+        row_numbers: Sequence[int],
+        outputs: Outputs,
+        hidden_TE: Tensor | None = None,
+        lora: nk.LoraPlan | None = None,
     ) -> PoolResult:
         """Queue the copies to the host."""
-        del hidden_TE
+        del hidden_TE, lora
         chunks = self._batch.chunks
         num_decodes = count_decodes(chunks)
         first = row_numbers[num_decodes] if num_decodes < len(chunks) else 0

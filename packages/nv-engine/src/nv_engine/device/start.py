@@ -18,8 +18,11 @@ from nv_models import (
     plan_model,
     resolve,
 )
+from nv_models.adapters import AdapterPool
+from nv_models.config import DTYPES
 
 from nv_engine.config import EngineConfig
+from nv_engine.device.adapters import AdapterTables
 from nv_engine.device.buckets import Buckets
 from nv_engine.device.captured_steps import CapturedSteps
 from nv_engine.device.draw_head import DrawHead
@@ -44,7 +47,7 @@ from nv_engine.device.runner import Runner
 from nv_engine.device.sampling_tables import STOP_BYTES, SamplingTables
 from nv_engine.device.slots import Slots, row_bytes
 from nv_engine.device.trial import TrialSteps
-from nv_engine.facts import ModelFacts, PoolingFacts
+from nv_engine.facts import AdapterFacts, ModelFacts, PoolingFacts
 from nv_engine.log import LOGGER
 from nv_engine.mixed import MixedSteps, mixed_steps
 from nv_engine.pooling_params import PoolingParams
@@ -100,8 +103,10 @@ class StartPlan:
             all_sequences=self.table_width * self.config.max_num_seqs,
         )
 
-    def facts(self, num_blocks: int, mixed: MixedSteps | None = None) -> ModelFacts:
-        """The facts of a runner with a KV cache of that many blocks."""
+    def facts(
+        self, num_blocks: int, mixed: MixedSteps | None = None, pool: AdapterPool | None = None
+    ) -> ModelFacts:
+        """The facts of a runner with a KV cache of that many blocks, and a pool of adapters."""
         model = self.model.config
         eos_token_ids = model.ends(self.config.tokenizer_eos_token_ids)
         return ModelFacts(
@@ -114,6 +119,18 @@ class StartPlan:
             mixed_steps=mixed,
             num_ids=num_ids(self.config.tokenizer_num_ids, eos_token_ids, model.vocab_size),
             pooling=self._pooling,
+            adapters=self._adapters(pool),
+        )
+
+    def _adapters(self, pool: AdapterPool | None) -> AdapterFacts | None:
+        """The facts of a pool."""
+        if pool is None:
+            return None
+        return AdapterFacts(
+            num_slots=pool.num_slots,
+            num_images=self.config.max_cpu_loras or self.config.max_loras,
+            max_rank=pool.max_rank,
+            targets=pool.targets,
         )
 
     @property
@@ -146,11 +163,12 @@ def start_runner(config: EngineConfig, parallel: TensorParallel | None = None) -
     """
     plan = plan_start(config, parallel or TensorParallel())
     model = plan.model.load()
+    pool = _make_pool(plan, model)
     begun = time.monotonic()
     if plan.backend.compiles:
-        _compile_kernels(plan, model)
+        _compile_kernels(plan, model, pool)
     compile_seconds = time.monotonic() - begun
-    own_blocks, graph_room = _count_blocks(plan, model)
+    own_blocks, graph_room = _count_blocks(plan, model, pool)
     num_blocks = smallest(own_blocks, plan.parallel, plan.device)
     LOGGER.info(
         "KV cache: %d blocks, %d tokens, %s",
@@ -165,7 +183,7 @@ def start_runner(config: EngineConfig, parallel: TensorParallel | None = None) -
         "each captured when its step first comes" if captures else "none",
     )
     mixed = mixed_steps(plan.model.layer_bytes) if captures else None
-    runner = _make_runner(plan, model, plan.facts(num_blocks, mixed))
+    runner = _make_runner(plan, model, plan.facts(num_blocks, mixed, pool), pool)
     if captures:
         buckets = Buckets(config.max_num_seqs, plan.max_model_len, mixed)
         runner.use_graphs(CapturedSteps(Graphs(plan.device, graph_room), buckets))
@@ -289,9 +307,14 @@ def _check_weights(plan: StartPlan) -> None:
     is_share = plan.device.type == "cuda" and asked == -1
     placement = plan.model.placement
     scheme = placement.scheme.name if placement.scheme else None
-    check_weights(plan.model.num_bytes, room, placement.dtype, is_share=is_share, scheme=scheme)
+    weights, adapters = plan.model.num_bytes, 0
+    if plan.config.enable_lora:
+        adapters = plan.model.adapter_bytes(*_pool_sizes(plan.config))
+    check_weights(
+        weights, room, placement.dtype, is_share=is_share, scheme=scheme, adapters=adapters
+    )
     if asked > 0:
-        asked_blocks(asked, plan.block_need, room - plan.model.num_bytes)
+        asked_blocks(asked, plan.block_need, room - weights - adapters)
 
 
 def _room(plan: StartPlan) -> int:
@@ -303,18 +326,38 @@ def _room(plan: StartPlan) -> int:
     return device_budget(plan.device, plan.config.gpu_memory_utilization)
 
 
-def _compile_kernels(plan: StartPlan, model: CausalLM) -> None:
+def _make_pool(plan: StartPlan, model: CausalLM) -> AdapterPool | None:
+    """The slots of adapters, beside the model's weights; None if adapters are not enabled."""
+    config = plan.config
+    if not config.enable_lora:
+        return None
+    pool = AdapterPool(model, *_pool_sizes(config))
+    LOGGER.info(
+        "adapters: %d slots of rank %d, %.2f GiB, %s",
+        *(config.max_loras, config.max_lora_rank, pool.num_bytes / 2**30, pool.dtype),
+    )
+    return pool
+
+
+def _pool_sizes(config: EngineConfig) -> tuple[int, int, torch.dtype | None]:
+    """Slots, rank and dtype of the pool of adapters."""
+    return config.max_loras, config.max_lora_rank, DTYPES.get(config.lora_dtype)
+
+
+def _compile_kernels(plan: StartPlan, model: CausalLM, pool: AdapterPool | None) -> None:
     """Compile the kernels of the usual steps in parallel, if this machine has not yet."""
     steps, runner = (
         TrialSteps(plan.config, plan.max_model_len, plan.trial_pooling),
-        _make_trial_runner(plan, model, model.config.num_trial_layers),
+        _make_trial_runner(plan, model, model.config.num_trial_layers, pool),
     )
     with nk.compile_ahead():
         for batch in (*steps.small(), steps.prefill()):  # the slowest to compile last
             runner.run(batch)
 
 
-def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
+def _count_blocks(
+    plan: StartPlan, model: CausalLM, pool: AdapterPool | None = None
+) -> tuple[int, int]:
     """Blocks of the KV cache, and the bytes that captured steps work in (0: not measured).
 
     The options give the number of blocks, or this rank's memory does.
@@ -323,11 +366,11 @@ def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
     if config.num_kvcache_blocks > 0:
         return asked_blocks(config.num_kvcache_blocks, need, room), 0
     if plan.device.type == "cpu":
-        return cpu_blocks(need, room), 0
+        return cpu_blocks(need, room - (pool.num_bytes if pool else 0)), 0
     try:
         steps, runner = (
             TrialSteps(config, plan.max_model_len, plan.trial_pooling),
-            _make_trial_runner(plan, model, model.config.num_layers),
+            _make_trial_runner(plan, model, model.config.num_layers, pool),
         )
         prefill = peak_bytes(plan.device, lambda: runner.run(steps.prefill()).result())
         decode = peak_bytes(plan.device, lambda: runner.run(steps.decode()).result())
@@ -340,7 +383,9 @@ def _count_blocks(plan: StartPlan, model: CausalLM) -> tuple[int, int]:
     return device_blocks(need, room, weights + prefill + graphs + SLACK_BYTES), graphs
 
 
-def _make_runner(plan: StartPlan, model: CausalLM, facts: ModelFacts) -> Runner:
+def _make_runner(
+    plan: StartPlan, model: CausalLM, facts: ModelFacts, pool: AdapterPool | None
+) -> Runner:
     """A runner over a KV cache of `facts.num_blocks` blocks."""
     layout = plan.backend.kv_layout(facts.num_blocks, plan.kv_dtype)
     is_fp8 = plan.kv_dtype in KV_DTYPES.values()
@@ -349,23 +394,56 @@ def _make_runner(plan: StartPlan, model: CausalLM, facts: ModelFacts) -> Runner:
         replace(layout.allocate(plan.device), k_scale=k_scale, v_scale=v_scale)
         for k_scale, v_scale in scales
     ]
-    return _runner_over(kv_caches, plan, model, facts)
+    return _runner_over(kv_caches, plan, model, facts, _adapter_tables(plan, pool))
 
 
-def _make_trial_runner(plan: StartPlan, model: CausalLM, num_layers: int) -> Runner:
+def _make_trial_runner(
+    plan: StartPlan, model: CausalLM, num_layers: int, pool: AdapterPool | None
+) -> Runner:
     """A runner of the first layers, which share a cache of one block, for the trial steps."""
     kv = plan.backend.kv_layout(1, plan.kv_dtype).allocate(plan.device)
-    return _runner_over([kv] * num_layers, plan, model, plan.facts(num_blocks=1))
+    adapters = _adapter_tables(plan, pool, with_ends=(0,))
+    return _runner_over([kv] * num_layers, plan, model, plan.facts(num_blocks=1), adapters)
+
+
+def _adapter_tables(
+    plan: StartPlan, pool: AdapterPool | None, with_ends: Sequence[int] = ()
+) -> AdapterTables | None:
+    """The tables of the slots' adapters, if there is a pool."""
+    if pool is None:
+        return None
+    config = plan.config
+    return AdapterTables(
+        pool,
+        config.max_num_seqs,
+        config.max_cpu_loras or config.max_loras,
+        is_batch_invariant=config.deterministic,
+        is_first=plan.parallel.rank == 0,
+        with_ends=with_ends,
+    )
 
 
 def _runner_over(
-    kv_caches: Sequence[nk.KVCache], plan: StartPlan, model: CausalLM, facts: ModelFacts
+    kv_caches: Sequence[nk.KVCache],
+    plan: StartPlan,
+    model: CausalLM,
+    facts: ModelFacts,
+    adapters: AdapterTables | None,
 ) -> Runner:
     """A runner with new slots and the head that these options ask for."""
     slots = Slots(plan.config.max_num_seqs, plan.table_width, plan.device)
     head = _head(plan, model, slots, facts)
     windows = plan.model.config.windows
-    return Runner(model, plan.backend, kv_caches, slots, head, facts=facts, windows=windows)
+    return Runner(
+        model,
+        plan.backend,
+        kv_caches,
+        slots,
+        head,
+        facts=facts,
+        windows=windows,
+        adapters=adapters,
+    )
 
 
 def _head(plan: StartPlan, model: CausalLM, slots: Slots, facts: ModelFacts) -> DrawHead | PoolHead:

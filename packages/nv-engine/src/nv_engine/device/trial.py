@@ -5,7 +5,7 @@ Owns which steps those are. Never runs one.
 
 from collections.abc import Iterator
 
-from nv_engine.batch import Admission, Batch, Chunk
+from nv_engine.batch import NO_ADAPTER, Admission, Batch, Chunk
 from nv_engine.config import EngineConfig
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import PoolingParams
@@ -29,6 +29,7 @@ class TrialSteps:
         self, config: EngineConfig, max_model_len: int, pooling: PoolingParams | None = None
     ) -> None:
         self._pooling = pooling
+        self._adapters = (NO_ADAPTER, 0) if config.enable_lora else (NO_ADAPTER,)
         budget = config.max_num_batched_tokens
         self._num_rows = min(config.max_num_seqs, budget)
         each, more = divmod(budget, self._num_rows)
@@ -44,19 +45,28 @@ class TrialSteps:
         ids = [(0,) * length for length in self._lengths]
         return Batch(
             chunks=tuple(Chunk(slot, 0, n, ids[slot], samples=True) for slot, n in rows),
-            admissions=tuple(self._admission(slot, params, ids[slot]) for slot, n in rows),
+            admissions=tuple(
+                self._admission(slot, params, ids[slot], self._adapters[-1]) for slot, n in rows
+            ),
         )
 
-    def _admission(self, slot: int, params: SamplingParams, ids: tuple[int, ...]) -> Admission:
-        return Admission(slot, params, slot, len(ids), ids, pooling=self._pooling)
+    def _admission(
+        self, slot: int, params: SamplingParams, ids: tuple[int, ...], adapter: int
+    ) -> Admission:
+        pooling = self._pooling
+        return Admission(slot, params, slot, len(ids), ids, pooling=pooling, adapter=adapter)
 
     def small(self) -> Iterator[Batch]:
-        """Steps of a few rows of one token, as the kernels for few rows differ by their number."""
-        params = SamplingParams()
-        admissions = tuple(self._admission(s, params, (0,)) for s in range(self._num_rows))
-        for size in {min(size, self._num_rows) for size in SMALL_STEPS}:
-            chunks = tuple(Chunk(slot, 0, 1, (0,), samples=True) for slot in range(size))
-            yield Batch(chunks, admissions)
+        """Steps of a few rows of one token, as the kernels for few rows differ by their number.
+
+        Rows with adapters have kernels of their own.
+        """
+        params, rows = SamplingParams(), range(self._num_rows)
+        for adapter in self._adapters:
+            admissions = tuple(self._admission(slot, params, (0,), adapter) for slot in rows)
+            for size in {min(size, self._num_rows) for size in SMALL_STEPS}:
+                chunks = tuple(Chunk(slot, 0, 1, (0,), samples=True) for slot in range(size))
+                yield Batch(chunks, admissions)
 
     def decode(self) -> Batch:
         """One more token for each of those rows."""

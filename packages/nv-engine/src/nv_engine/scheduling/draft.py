@@ -6,7 +6,16 @@ Never decide which sequences the step computes, or in which order.
 
 from typing import NamedTuple
 
-from nv_engine.batch import Admission, Batch, BlockAppend, BlockCopy, Chunk, TokenMask
+from nv_engine.batch import (
+    AdapterFetch,
+    AdapterLoad,
+    Admission,
+    Batch,
+    BlockAppend,
+    BlockCopy,
+    Chunk,
+    TokenMask,
+)
 from nv_engine.mixed import MixedSteps
 from nv_engine.scheduling.sequence import Sequence
 
@@ -111,8 +120,15 @@ class Draft:
         self.budget -= end - start
         self.num_prefill_tokens += end - start
 
-    def seal(self) -> Flight:
-        """The finished batch with the sequences that wait for its result."""
+    def seal(
+        self, fetches: tuple[AdapterFetch, ...] = (), loads: tuple[AdapterLoad, ...] = ()
+    ) -> Flight:
+        """The finished batch with the sequences that wait for its result.
+
+        Args:
+            fetches: adapters that the ranks begin to read.
+            loads: adapters that go to the device before the step.
+        """
         batch = Batch(
             tuple(self.chunks),
             tuple(self.admissions),
@@ -120,6 +136,8 @@ class Draft:
             tuple(self.copies),
             self.num_steps,
             tuple(self.masks),
+            fetches,
+            loads,
         )
         return Flight(
             self.step, batch, self.rows, self.partial, self.num_decodes, self.num_prefill_tokens

@@ -3,6 +3,7 @@
 Owns the rows that the device has sent so far. Never computes one.
 """
 
+from nv_engine.adapter import Adapter
 from nv_engine.batch import PooledRows
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import PoolingParams
@@ -32,6 +33,7 @@ class PoolingSequence(Sequence):
         *,
         is_whole: bool,
         salt: bytes = b"",
+        adapter: Adapter | None = None,
     ) -> None:
         """A sequence that has not run yet.
 
@@ -42,11 +44,14 @@ class PoolingSequence(Sequence):
             is_whole: whether the result is made of all its tokens, so that none is taken from the
                 prefix cache.
             salt: it shares cached blocks only with sequences of an equal salt.
+            adapter: that it is computed with; None: the base model alone.
         """
         self.pooling = params
         self._is_whole = is_whole
         limit = len(token_ids) + 1
-        super().__init__(request_id, 0, token_ids, NO_DRAW, seed=0, limit=limit, salt=salt)
+        super().__init__(
+            request_id, 0, token_ids, NO_DRAW, seed=0, limit=limit, salt=salt, adapter=adapter
+        )
 
     @property
     def reads_cache(self) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from nv_cache import BlockManager, BlockTable
 
-from nv_engine.batch import Admission, BlockAppend, BlockCopy, StepResult
+from nv_engine.batch import NO_ADAPTER, Admission, BlockAppend, BlockCopy, StepResult
+from nv_engine.scheduling.adapter_slots import AdapterSlots
 from nv_engine.scheduling.draft import Draft
 from nv_engine.scheduling.sequence import Sequence
 
@@ -16,8 +17,11 @@ from nv_engine.scheduling.sequence import Sequence
 class RunningSequences:
     """Slots 0 .. num_slots - 1 over one pool of blocks."""
 
-    def __init__(self, blocks: BlockManager, num_slots: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, num_slots: int, adapters: AdapterSlots | None = None
+    ) -> None:
         self.blocks = blocks
+        self.adapters = adapters
         self.by_slot: dict[int, Sequence] = {}  # the oldest admission first
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._refused: Sequence | None = None  # did not fit, and no block was freed since
@@ -54,7 +58,11 @@ class RunningSequences:
         num_cached = sibling.num_cached_tokens if sibling else table.num_cached
         sequence.place(self._free_slots.pop(), table, num_cached)
         self.by_slot[sequence.slot] = sequence
-        draft.admissions.append(admission(sequence))
+        adapter = NO_ADAPTER
+        if self.adapters is not None:
+            adapter = self.adapters.slot_of(sequence)
+            self.adapters.take(sequence)
+        draft.admissions.append(admission(sequence, adapter))
         draft.appends.append(BlockAppend(sequence.slot, 0, tuple(table.ids)))
         draft.copies += copies
         draft.placed.append(sequence)
@@ -67,7 +75,7 @@ class RunningSequences:
             if table is not None:
                 return table
         known = sequence.token_ids if sequence.reads_cache else ()
-        return self.blocks.match(known, sequence.salt, sequence.chain)
+        return self.blocks.match(known, sequence.cache_salt, sequence.chain)
 
     def _fill(self, table: BlockTable, num_tokens: int) -> bool:
         """Allocate whole blocks for a new table's tokens, or return False."""
@@ -97,7 +105,7 @@ class RunningSequences:
         return True
 
     def note(self, result: StepResult) -> None:
-        """Hand a step's log-probabilities, results and failures to the sequences."""
+        """Hand a step's log-probabilities, results and failures to those that they are of."""
         for slot, tokens in (result.logprobs or {}).items():
             self.by_slot[slot].keep_logprobs(tokens)
         for slot, tokens in (result.prompt_logprobs or {}).items():
@@ -108,6 +116,8 @@ class RunningSequences:
             self.by_slot[slot].break_off()
         for slot, why in (result.failed or {}).items():
             self.by_slot[slot].break_off(why)
+        if self.adapters is not None:
+            self.adapters.note(result.fetched, result.unfetched or {})
 
     def burst(self, most: int) -> int:
         """How many decode steps, `most` at most, can run at once before anything is due.
@@ -135,14 +145,16 @@ class RunningSequences:
     def release(self, sequence: Sequence) -> None:
         """Take slot and blocks from a running sequence with nothing in flight."""
         self.blocks.free(sequence.table)
+        if self.adapters is not None:
+            self.adapters.release(sequence)
         del self.by_slot[sequence.slot]
         self._free_slots.append(sequence.slot)
         sequence.unplace()
         self._refused = None
 
 
-def admission(sequence: Sequence) -> Admission:
-    """The message that puts a sequence into its slot on the device."""
+def admission(sequence: Sequence, adapter: int = NO_ADAPTER) -> Admission:
+    """The message that puts a sequence into its slot on the device, with its adapter's slot."""
     params = sequence.params
     wants_prompt = sequence.prompt_logprobs is not None
     num_logprobs = params.prompt_logprobs if wants_prompt else None
@@ -157,4 +169,5 @@ def admission(sequence: Sequence) -> Admission:
         known,
         num_logprobs,
         sequence.pooling,
+        adapter,
     )

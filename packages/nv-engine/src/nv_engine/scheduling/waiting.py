@@ -1,13 +1,18 @@
 """WaitingQueue: the sequences that wait for a slot, in the order of admission.
 
-Owns that order, and the sequences held until a sibling has computed their common prompt. Never
-admits one.
+Owns that order, the sequences held until a sibling has computed their common prompt, and those set
+aside until their adapter is loaded. Never admits one.
 """
 
 from heapq import heapify, heappop, heappush
+from typing import TypeAlias
 
+from nv_engine.adapter import Adapter
 from nv_engine.scheduling.policy import Policy
 from nv_engine.scheduling.sequence import Sequence
+
+Entry: TypeAlias = tuple[bool, tuple[int, ...], int, Sequence]
+"""New or preempted, the policy's key, the number of arrival, the sequence."""
 
 
 class WaitingQueue:
@@ -18,9 +23,10 @@ class WaitingQueue:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._heap: list[tuple[bool, tuple[int, ...], int, Sequence]] = []
+        self._heap: list[Entry] = []
         self._counted: dict[Sequence, int] = {}  # tokens of those in the heap that have not ended
         self._held: dict[int, list[Sequence]] = {}  # by request
+        self._parked: dict[int, list[Entry]] = {}  # by the adapter's key: heaps
         self.num_tokens = 0
         """Of those in the queue: what they have to compute, but for what is cached."""
 
@@ -64,6 +70,51 @@ class WaitingQueue:
         """Take out the sequence that `first` named."""
         self._forget(heappop(self._heap)[-1])
 
+    def park(self) -> bool:
+        """Put the sequence that `first` named aside until its adapter is loaded.
+
+        Returns:
+            Whether it is the first of its adapter.
+        """
+        entry = heappop(self._heap)
+        adapter = entry[-1].adapter
+        assert adapter is not None, "only adapters are waited for"
+        parked = self._parked.setdefault(adapter.key, [])
+        heappush(parked, entry)
+        return len(parked) == 1
+
+    def is_before(self, key: int) -> bool:
+        """Whether the sequence that `first` named comes before those that wait for an adapter."""
+        parked = self._parked.get(key)
+        return not parked or self._heap[0] < parked[0]
+
+    def unpark(self, key: int) -> None:
+        """Put the sequences of an adapter back into the queue, in their old places."""
+        for entry in self._parked.pop(key, ()):
+            heappush(self._heap, entry)
+
+    def parked(self) -> list[Adapter]:
+        """The adapters that are waited for, that of the first sequence to admit first."""
+        heads = []
+        for key, heap in list(self._parked.items()):
+            while heap and heap[0][-1].finish_reason is not None:
+                heappop(heap)
+            if heap:
+                heads.append(heap[0])
+            else:
+                del self._parked[key]
+        adapters = [entry[-1].adapter for entry in sorted(heads)]
+        return [adapter for adapter in adapters if adapter is not None]
+
+    def parked_sequences(self, key: int) -> list[Sequence]:
+        """Those that wait for an adapter."""
+        return [entry[-1] for entry in self._parked.get(key, ())]
+
+    @property
+    def has_parked(self) -> bool:
+        """Whether some sequence waits for its adapter."""
+        return bool(self._parked)
+
     def _forget(self, sequence: Sequence) -> None:
         """Take a sequence off the count, if it is in it."""
         self.num_tokens -= self._counted.pop(sequence, 0)
@@ -77,4 +128,5 @@ class WaitingQueue:
         self._heap.clear()
         self._counted.clear()
         self._held.clear()
+        self._parked.clear()
         self.num_tokens = 0

@@ -32,6 +32,7 @@ class LoraPlan(NamedTuple):
             ascending order, padded with -1. Tokens without an adapter are in the last tiles.
         tile_adapters: [P] int32, the adapter of each tile; NO_ADAPTER: none.
         tile: tokens per tile.
+        num_adapters: S, above every adapter.
         is_batch_invariant: a token's bits must not depend on the other tokens: neither tiles nor
             splits of a sum may depend on their number.
     """
@@ -40,7 +41,15 @@ class LoraPlan(NamedTuple):
     places: torch.Tensor
     tile_adapters: torch.Tensor
     tile: int
+    num_adapters: int
     is_batch_invariant: bool = False
+
+    def of_rows(self, index: torch.Tensor) -> LoraPlan:
+        """The plan of some of the tokens, [R] by number: of the rows of a head, for example."""
+        adapters, is_invariant = self.adapters[index], self.is_batch_invariant
+        device = adapters.device.type
+        tile = lora_tile(len(adapters), device, is_batch_invariant=is_invariant)
+        return lora_plan(adapters, self.num_adapters, tile, is_invariant)
 
     def groups(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Each tile that has an adapter, and its tokens; waits for the device."""
@@ -85,4 +94,6 @@ def lora_plan(
         places[first:last].view(-1)[: len(tokens)] = tokens
         tile_adapters[first:last] = adapter
         first = last
-    return LoraPlan(adapters, places.view(-1), tile_adapters, tile, is_batch_invariant)
+    return LoraPlan(
+        adapters, places.view(-1), tile_adapters, tile, num_adapters, is_batch_invariant
+    )

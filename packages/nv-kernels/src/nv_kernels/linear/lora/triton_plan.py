@@ -72,4 +72,4 @@ def lora_plan(
         adapters, places, tile_adapters, num_tokens, tiles, num_adapters, tile, tokens, block_s,
         num_warps=4, **dependent_launch(adapters),
     )  # fmt: skip
-    return LoraPlan(adapters, places, tile_adapters, tile, is_batch_invariant)
+    return LoraPlan(adapters, places, tile_adapters, tile, num_adapters, is_batch_invariant)
