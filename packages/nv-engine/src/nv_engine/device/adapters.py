@@ -73,7 +73,7 @@ class AdapterTables:
         is_first: bool = True,
         with_ends: Sequence[int] = (),
     ) -> None:
-        self._pool, self._num_slots, self._num_images = pool, num_slots, num_images
+        self._pool = pool
         self._is_batch_invariant, self._is_first = is_batch_invariant, is_first
         self._device = pool.values.device
         self.adapters = torch.full(  # of each slot
@@ -82,7 +82,8 @@ class AdapterTables:
         self._of_slot = [NO_ADAPTER] * (num_slots + 1)
         self._with_ends = set(with_ends)
         self._failed: dict[int, str] = {}  # by slot of the pool
-        self._images: dict[int, _Image] = {}
+        # Pinned memory is made now: it takes the driver long, and steps would wait.
+        self._images = [_Image(pool.image()) for _ in range(num_images)]
         self._jobs: dict[int, _Job] = {}  # by image
         self._unread: SimpleQueue[_Job] = SimpleQueue()
         self._read: SimpleQueue[_Job] = SimpleQueue()
@@ -149,8 +150,6 @@ class AdapterTables:
 
     def _fetch(self, fetch: AdapterFetch) -> None:
         if self._thread is None:
-            for index in range(self._num_images):
-                self._images[index] = _Image(self._pool.image())
             self._thread = threading.Thread(
                 target=self._fill, name="nv_engine adapter images", daemon=True
             )

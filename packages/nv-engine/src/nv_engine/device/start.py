@@ -402,24 +402,24 @@ def _make_trial_runner(
 ) -> Runner:
     """A runner of the first layers, which share a cache of one block, for the trial steps."""
     kv = plan.backend.kv_layout(1, plan.kv_dtype).allocate(plan.device)
-    adapters = _adapter_tables(plan, pool, with_ends=(0,))
+    adapters = _adapter_tables(plan, pool, is_trial=True)
     return _runner_over([kv] * num_layers, plan, model, plan.facts(num_blocks=1), adapters)
 
 
 def _adapter_tables(
-    plan: StartPlan, pool: AdapterPool | None, with_ends: Sequence[int] = ()
+    plan: StartPlan, pool: AdapterPool | None, *, is_trial: bool = False
 ) -> AdapterTables | None:
-    """The tables of the slots' adapters, if there is a pool."""
+    """The tables of the slots' adapters, if there is a pool; trial steps load none."""
     if pool is None:
         return None
     config = plan.config
     return AdapterTables(
         pool,
         config.max_num_seqs,
-        config.max_cpu_loras or config.max_loras,
+        0 if is_trial else config.max_cpu_loras or config.max_loras,
         is_batch_invariant=config.deterministic,
         is_first=plan.parallel.rank == 0,
-        with_ends=with_ends,
+        with_ends=(0,) if is_trial else (),
     )
 
 

@@ -44,7 +44,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What an adapter's file gives besides tensors.
+    """The values of an adapter_config.json that are used.
 
     Attributes:
         file: that was read.
