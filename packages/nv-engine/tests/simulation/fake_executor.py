@@ -61,7 +61,7 @@ class FakeAdapters:
             assert admission.adapter == -1 or admission.adapter in self.pool
 
     def number(self, slot):
-        """What the adapter in a slot of the pool adds to each token; 0: none."""
+        """The number that a slot's adapter adds to each token; 0: none."""
         return 0 if slot == -1 else int(self.pool[slot].name)
 
     def has_failed(self, slot):
