@@ -399,12 +399,6 @@ class TestFp8:
             load_model(folder)
 
 
-def test_quantized_experts_are_refused(tiny_model):
-    scheme = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    with pytest.raises(NotImplementedError, match=r"0\.mlp\.experts are quantized \(fp8\), which"):
-        load_model(tiny_model("Qwen3Moe"), hf_overrides={"quantization_config": scheme})
-
-
 KV_SCHEME = {
     "num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True,
 }  # fmt: skip

@@ -14,6 +14,7 @@ from torch import nn
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.layers.embedding import TiedEmbedding, Vocabulary
+from nv_models.layers.experts import ExpertMLPs
 from nv_models.layers.linear import Linear
 from nv_models.listing import first_few
 from nv_models.quantization.form import DUMMY_STD, FLOATS
@@ -202,6 +203,8 @@ def fill_dummy(model: nn.Module, seed: int, device: torch.device) -> None:
     def fill(prefix: str, module: nn.Module) -> None:
         if isinstance(module, Linear | Vocabulary) and module.matrix is not None:
             module.matrix.fill_dummy(generator)
+        if isinstance(module, ExpertMLPs):
+            module.fill_dummy(generator)
         for name, parameter in module.named_parameters(prefix, recurse=False):
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)

@@ -1,8 +1,8 @@
 """The router and the weights of a mixture of experts, shared out over tensor-parallel ranks.
 
 Owns the names of their tensors. Every rank holds the whole router and a part of each expert's
-width: gate and up are split as a column layer, down as a row layer. Never chooses a kernel:
-`nk.Experts` does.
+width: gate and up are split as a column layer, down as a row layer. Quantized matrices of experts
+are dequantized, a matrix at a time. Never chooses a kernel: `nk.Experts` does.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,8 @@ from nv_models.layers.linear import Linear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
 from nv_models.quantization.form import Region
+from nv_models.quantization.matrix import LoadedMatrix, allocated
+from nv_models.quantization.scheme import Dequantized
 from nv_models.shard import Shard
 
 
@@ -61,6 +63,8 @@ class ExpertMLPs(nn.Module):
         down: [E, K, F of this rank].
         gate_up_bias: [E, 2F of this rank] or None.
         down_bias: [E, K] or None.
+        packed: the matrices that the files have quantized, by their modules, with the places of
+            their values in the stacks; `finish` dequantizes them.
         experts: all of them and their products, made by `finish` once they are loaded.
     """
 
@@ -68,6 +72,7 @@ class ExpertMLPs(nn.Module):
     down: nn.Parameter
     gate_up_bias: nn.Parameter | None
     down_bias: nn.Parameter | None
+    packed: dict[str, tuple[LoadedMatrix, torch.Tensor]]
     experts: nk.Experts
 
     def __init__(self, hidden_size: int, kind: Mixture, placement: Placement) -> None:
@@ -82,7 +87,7 @@ class ExpertMLPs(nn.Module):
         """Make the tensors that the loader fills.
 
         Raises:
-            NotImplementedError: the experts are quantized.
+            NotImplementedError: the experts are quantized in a way that is not read.
         """
         self._refuse_quantized(name)
         count, size, width = self.kind.num_experts, self.hidden_size, len(self.kept)
@@ -91,20 +96,42 @@ class ExpertMLPs(nn.Module):
         self.down = empty(count, size, width)
         self.gate_up_bias = empty(count, 2 * width) if has_bias else None
         self.down_bias = empty(count, size) if has_bias else None
+        self.packed = {}
+        scheme, at = self.placement.scheme, (self.placement.dtype, self.placement.device)
+        if scheme is None or self.kind.names.is_stacked:
+            return
+        for region, values in self._matrices(name):
+            if matrix := allocated([(region, None)], scheme, *at):
+                self.packed[region.module] = matrix, values
+        if self.packed:
+            sizes = sum(values.nbytes for _, values in self.packed.values())
+            module = f"{module_of(name, self.kind)}.experts"
+            scheme.note(Dequantized((module,), sizes, "experts have no product of codes"))
 
     def _refuse_quantized(self, name: str) -> None:
+        """Refuse stacks of codes, and to quantize floats that would be dequantized at once."""
         scheme, module = self.placement.scheme, module_of(name, self.kind)
         shape = self.hidden_size, self.kind.width
         own = f"{module}.experts.0.{self.kind.names.down}"
-        if scheme and scheme.form(Region(own, shape, range(shape[0]), self.kept)):
+        if scheme is None or not (scheme.quantizes_floats or self.kind.names.is_stacked):
+            return
+        if scheme.form(Region(own, shape, range(shape[0]), self.kept)):
             raise NotImplementedError(
                 f"{module}.experts are quantized ({scheme.name}), which is not built: use the "
                 "checkpoint in floats without quantization=, or a GGUF file, whose experts are "
                 "dequantized"
             )
 
+    def fill_dummy(self, generator: torch.Generator) -> None:
+        """Fill the tensors of quantized matrices at random."""
+        for matrix, _ in self.packed.values():
+            matrix.fill_dummy(generator)
+
     def finish(self) -> None:
         """Lay the matrices out as the device multiplies fastest, in place where it can be."""
+        while self.packed:
+            _, (matrix, values) = self.packed.popitem()
+            values.copy_(matrix.dequantized())
         if self.kind.names.is_stacked:
             separate(self.gate_up)
             if self.gate_up_bias is not None:
@@ -133,23 +160,37 @@ class ExpertMLPs(nn.Module):
 
     def shards(self, name: str) -> Iterator[Shard]:
         """Each expert's three matrices and their biases, or the stacks of all."""
-        names, start = self.kind.names, self.kept.start
-        if names.is_stacked:
+        if self.kind.names.is_stacked:
             yield from self._stacks(f"{module_of(name, self.kind)}.experts")
             return
-        size = self.hidden_size
+        for region, values in self._matrices(name):
+            packed = self.packed.get(region.module)
+            yield from [region.shard(values)] if packed is None else packed[0].shards()
+        if self.gate_up_bias is not None and self.down_bias is not None:
+            yield from self._biases(name, self.gate_up_bias, self.down_bias)
+
+    def _matrices(self, name: str) -> Iterator[tuple[Region, torch.Tensor]]:
+        """Each expert's three matrices: the region that this rank has, and its place."""
+        names, size, width = self.kind.names, self.hidden_size, self.kind.width
         for expert in range(self.kind.num_experts):
             own = f"{module_of(name, self.kind)}.experts.{expert}"
             gate, up = self.gate_up[expert].chunk(2)
-            yield Shard(gate, f"{own}.{names.gate}.weight", (self.kind.width, size), 0, start)
-            yield Shard(up, f"{own}.{names.up}.weight", (self.kind.width, size), 0, start)
-            down = f"{own}.{names.down}.weight"
-            yield Shard(self.down[expert], down, (size, self.kind.width), 1, start)
-            if self.gate_up_bias is not None and self.down_bias is not None:
-                gate, up = self.gate_up_bias[expert].chunk(2)
-                yield Shard(gate, f"{own}.{names.gate}.bias", (self.kind.width,), 0, start)
-                yield Shard(up, f"{own}.{names.up}.bias", (self.kind.width,), 0, start)
-                yield Shard(self.down_bias[expert], f"{own}.{names.down}.bias", (size,))
+            inner, whole = (width, size), range(size)
+            yield Region(f"{own}.{names.gate}", inner, self.kept, whole), gate
+            yield Region(f"{own}.{names.up}", inner, self.kept, whole), up
+            yield Region(f"{own}.{names.down}", (size, width), whole, self.kept), self.down[expert]
+
+    def _biases(
+        self, name: str, gate_up_bias: torch.Tensor, down_bias: torch.Tensor
+    ) -> Iterator[Shard]:
+        """Each expert's three biases."""
+        names, size, width = self.kind.names, self.hidden_size, self.kind.width
+        for expert in range(self.kind.num_experts):
+            own = f"{module_of(name, self.kind)}.experts.{expert}"
+            gate, up = gate_up_bias[expert].chunk(2)
+            yield Shard(gate, f"{own}.{names.gate}.bias", (width,), 0, self.kept.start)
+            yield Shard(up, f"{own}.{names.up}.bias", (width,), 0, self.kept.start)
+            yield Shard(down_bias[expert], f"{own}.{names.down}.bias", (size,))
 
     def _stacks(self, module: str) -> Iterator[Shard]:
         """The stacks of all experts' matrices, and of their biases."""

@@ -57,6 +57,7 @@ class FloatToFp8Scheme(Scheme):
     """All linear layers but the head and routers."""
 
     name = "fp8"
+    quantizes_floats = True
 
     def __init__(self, files: Files, ignored: Sequence[str] = ()) -> None:
         """Quantize what `ignored` does not name.

@@ -99,6 +99,10 @@ class LoadedMatrix:
         self.scheme.note(Dequantized(modules, values.nbytes, reason))
         return of_floats(values)
 
+    def dequantized(self) -> torch.Tensor:
+        """The values [N, K] of a matrix of one part, which is released."""
+        return floats(loaded(self.parts.pop(), self.dtype), self.dtype)
+
     def blocks(self) -> nk.Blocks:
         """The record of a matrix of one part in blocks, which is released."""
         record = loaded(self.parts.pop(), self.dtype)

@@ -34,11 +34,13 @@ class Scheme(ABC):
     Attributes:
         name: its `quant_method`.
         has_kv_scales: the files have scales for an fp8 KV cache.
+        quantizes_floats: the files are in floats, and codes are made while they load.
         dequantized: the matrices that could not stay quantized, so far, by their modules.
     """
 
     name: str
     has_kv_scales = False
+    quantizes_floats = False
 
     def __init__(self) -> None:
         self.dequantized: dict[tuple[str, ...], Dequantized] = {}
