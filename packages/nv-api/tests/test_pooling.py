@@ -213,6 +213,8 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
         (lambda llm: llm.embed("a", prompt_name=["query"]), ValueError, "this model has 'query'"),
         (lambda llm: llm.encode("a", pooling_task="x"), ValueError, "task is 'x': it must be one"),
         (lambda llm: llm.score("a", []), ValueError, "data_2 is empty"),
+        (lambda llm: llm.score("a", ["b", ""]), ValueError, "prompt 1 is empty"),
+        (lambda llm: llm.score("a", "x" * 60), ValueError, "61 tokens .*truncate_prompt_tokens"),
         (lambda llm: llm.score(["a", "b"], ["c"] * 3), ValueError, "2 texts and data_2 3"),
         (
             lambda llm: llm.score("a", "b", chat_template="x"),
@@ -225,12 +227,65 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
     ],
 )
 def test_a_bad_call_is_one_sentence_before_any_work(llm, call, error, sentence):
+    check_refused(llm, call, error, sentence)
+
+
+def check_refused(llm, call, error, sentence):
     before = llm.get_metrics()["num_steps"]
     with pytest.raises(error, match=sentence) as raised:
         call(llm)
     assert "\n" not in str(raised.value)
     assert llm.is_finished()
     assert llm.get_metrics()["num_steps"] == before
+
+
+@pytest.fixture(scope="module")
+def classifier(saved):
+    with opened(saved(AutoModelForSequenceClassification, num_labels=1)) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda llm: llm.classify(["a", ""]), "prompt 1 is empty"),
+        (lambda llm: llm.score("", "b"), "the prompt is empty"),
+        (lambda llm: llm.classify("x" * 60), "61 tokens .*truncate_prompt_tokens=-1"),
+        (lambda llm: llm.score("x" * 30, "x" * 30), "61 tokens .*truncate_prompt_tokens=-1"),
+        (
+            lambda llm: llm.classify("a", PoolingParams(dimensions=2)),
+            "dimensions is 2 and task 'classify', whose results are not embeddings",
+        ),
+        (lambda llm: llm.score("a", "b", False, PoolingParams(dimensions=2)), "and task 'score'"),
+        (lambda llm: llm.reward("a", PoolingParams(dimensions=2)), "and task 'classify'"),
+        (lambda llm: llm.embed("a"), "task is 'embed': this model has score, classify, token"),
+        (lambda llm: llm.score("a", "b", False, PoolingParams(task="embed")), "'embed' and the c"),
+        (lambda llm: llm.score("a", [65]), "pair 0 is a text and token ids"),
+        (lambda llm: llm.generate("a"), r"this engine pools \(score.* generates no text"),
+    ],
+)
+def test_a_bad_call_of_a_classifier_is_one_sentence_before_any_work(classifier, call, sentence):
+    check_refused(classifier, call, ValueError, sentence)
+
+
+def test_embeddings_through_dense_layers(saved, tokenizer):
+    kinds = enumerate(("Transformer", "Pooling", "Dense", "Normalize"))
+    modules = [{"type": kind, "path": f"{i}_{kind}" if i else ""} for i, kind in kinds]
+    dense = {"in_features": 64, "out_features": 7, "bias": True,
+             "activation_function": "torch.nn.modules.activation.Tanh"}  # fmt: skip
+    files = {"modules.json": modules, "1_Pooling/config.json": {"pooling_mode": "mean"}}
+    folder = saved(AutoModel, files | {"2_Dense/config.json": dense})
+    layer, model = torch.nn.Linear(64, 7), AutoModel.from_pretrained(folder).eval()
+    named = {f"linear.{name}": value.detach() for name, value in layer.named_parameters()}
+    save_file(named, folder / "2_Dense" / "model.safetensors")
+    with torch.inference_mode(), opened(folder, max_num_batched_tokens=16) as llm:
+        params = [PoolingParams(dimensions=3 if i % 2 else None) for i in range(len(TEXTS))]
+        for text, each, output in zip(
+            TEXTS, params, llm.embed(TEXTS, params, use_tqdm=False), strict=True
+        ):
+            ids = torch.tensor([tokenizer(text)["input_ids"]])
+            hidden = layer(model(ids).last_hidden_state[0].mean(0)).tanh()
+            close(output.outputs.embedding, normalize(hidden[: each.dimensions], dim=-1))
 
 
 def test_a_bar_counts_prompts(llm):

@@ -110,6 +110,7 @@ def test_mixed_lengths_and_tasks_equal_the_definition(folders, states, mode, roa
     check(states, mode, pool(engine, PROMPTS, ASKED))
     check(states, mode, pool(engine, PROMPTS[1:2], ASKED[1:2]), PROMPTS[1:2], ASKED[1:2])  # alone
     assert engine.metrics.num_free_blocks == engine.metrics.num_blocks
+    assert engine.metrics.num_preemptions == 0  # a prompt waits until there is room for all of it
 
 
 @pytest.mark.parametrize("mode", MODES)

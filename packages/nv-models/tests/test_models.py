@@ -1,6 +1,7 @@
 """Every architecture against transformers, on tiny random weights with all features in use."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -149,6 +150,41 @@ def test_a_feature_that_is_turned_off_is_noticed(
     if plan.config.norms.after_attention:
         monkeypatch.setattr("nv_kernels.norm_pending", lambda stream, _: stream)
         assert not close(paged_runner(plan.load()).step(tiny_models.PROMPT), expected)
+
+
+def kinds_of(model):
+    """The vectors of a loaded model by the ends of their names: norms, biases, sinks."""
+    kinds = {}
+    for name, values in model.named_parameters():
+        if values.ndim == 1:
+            kinds.setdefault(re.sub(r".*layers\.\d+\.", "", name), []).append(values)
+    return kinds
+
+
+def neutral(kind, offset):
+    """The value with which a vector changes nothing."""
+    if kind.endswith("sinks"):
+        return -1e4
+    return 1 - offset if "norm" in kind and kind.endswith("weight") else 0.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_kind_of_vector_is_noticed(tiny_model, tiny_models, paged_runner, name):
+    """Norms, biases and sinks of a tiny checkpoint change its logits, so that no test hides one."""
+    model, prompt = load_model(tiny_model(name)), tiny_models.PROMPT
+    expected = paged_runner(model).step(prompt)
+    kinds = kinds_of(model)
+    norms = {kind for kind in kinds if "norm" in kind}
+    assert len(norms) >= 3
+    for kind, vectors in kinds.items():
+        before = [values.detach().clone() for values in vectors]
+        for values in vectors:
+            values.data.fill_(neutral(kind, model.config.norm_kind.offset))
+        found = paged_runner(model).step(prompt)
+        for values, own in zip(vectors, before, strict=True):
+            values.data.copy_(own)
+        assert not close(found, expected), kind
+    assert torch.equal(paged_runner(model).step(prompt), expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
