@@ -399,13 +399,12 @@ def test_s17_thoughts_are_not_searched_for_calls():
 
 
 def test_s17_whether_a_thought_is_open():
-    speech = reading(place=Place.BEFORE)
+    scope = ThoughtScope(Place.BEFORE)
     seen = []
     for piece in ["\n", "<think", ">", "\nhm", "</thi", "nk>", "\n", "Yes."]:
-        speech.push(piece)
-        seen.append(speech.is_thinking)
+        scope.push(piece)
+        seen.append(scope.is_inside)
     assert seen == [False, False, True, True, True, False, False, False]
-    assert not Speech(None, None).is_thinking
 
 
 TURN = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"

@@ -28,11 +28,6 @@ class Qwen3Thoughts:
         self._is_after_tag = False
 
     @property
-    def is_inside(self) -> bool:
-        """Whether the text pushed so far ends inside a thought."""
-        return self._scope.is_inside
-
-    @property
     def is_over(self) -> bool:
         """Whether all text that follows is content, as it is."""
         return self._scope.is_over and not self._is_after_tag

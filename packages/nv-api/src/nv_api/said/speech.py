@@ -32,11 +32,6 @@ class Speech:
         self._thoughts = thoughts
         self._calls = calls
 
-    @property
-    def is_thinking(self) -> bool:
-        """Whether the text pushed so far ends inside a thought."""
-        return self._thoughts is not None and self._thoughts.is_inside
-
     def passes(self, piece: str) -> bool:
         """Whether a piece is content as it is, and changes nothing: it need not be pushed."""
         return self._thoughts is None and (self._calls is None or self._calls.passes(piece))
