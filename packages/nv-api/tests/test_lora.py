@@ -169,6 +169,46 @@ def test_deterministic_alone_and_mixed(qwen3, dtype):
             assert values(output) == mixed[number : number + 1]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize(("dtype", "gap"), [("float32", 2e-3), ("bfloat16", 0.35)])
+def test_the_mix_on_a_card(qwen3, dtype, gap, eager):
+    """Each token is the merged model's in fp32, or its logit lies within `gap` of that one's."""
+    prompts, requests = qwen3.mix()
+    options = OPTIONS | {"device": "cuda", "dtype": dtype, "enforce_eager": eager}
+    with LLM(str(qwen3.base), **options) as llm:
+        for _ in range(2):  # the second time from graphs, with prefix hits
+            outputs = llm.generate(prompts, greedy(20), False, requests)
+            num_ties = 0
+            for output, prompt, request in zip(outputs, prompts, requests, strict=True):
+                ids = output.outputs[0].token_ids
+                with torch.inference_mode():
+                    logits = qwen3.merged[request](torch.tensor([[*prompt, *ids]])).logits[0]
+                logits = logits[len(prompt) - 1 : -1]
+                missing = logits.max(1).values - logits[range(len(ids)), ids]
+                assert missing.max() < gap, (request, missing)
+                num_ties += int((missing > 0).sum())
+            assert num_ties <= (0 if dtype == "float32" else 48), num_ties  # of 480
+
+
+@pytest.mark.gpu
+def test_deterministic_on_a_card(qwen3):
+    prompts, requests = qwen3.mix()
+    options = OPTIONS | {"device": "cuda", "dtype": "bfloat16", "deterministic": True}
+
+    def values(output):
+        completion = output.outputs[0]
+        rows = [{token: each.logprob for token, each in row.items()} for row in completion.logprobs]
+        return completion.token_ids, rows
+
+    with LLM(str(qwen3.base), **options) as llm:
+        mixed = llm.generate(prompts, greedy(logprobs=5), False, requests)
+        for number in (0, 1, 4, 8, 17):
+            llm.reset_prefix_cache()
+            (alone,) = llm.generate(prompts[number], greedy(logprobs=5), False, requests[number])
+            assert values(alone) == values(mixed[number])
+
+
 def test_a_base_request_alone_has_the_bits_that_it_has_without_adapters(qwen3):
     prompts, _ = qwen3.mix()
     found = []

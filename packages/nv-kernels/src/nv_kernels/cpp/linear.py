@@ -115,6 +115,14 @@ def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.
     return product
 
 
+def fp32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+    """Multiply [T, K] by a plain weight [N, K] of the same dtype into fp32, each row alone.
+
+    None where there is no kernel for it.
+    """
+    return _product(x, weight, None, torch.float32)
+
+
 def _product(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -35,6 +35,7 @@ class LoraPlan(NamedTuple):
         num_adapters: S, above every adapter.
         is_batch_invariant: a token's bits must not depend on the other tokens: neither tiles nor
             splits of a sum may depend on their number.
+        on_host: what `groups` returns, if the host knows it: on a CPU.
     """
 
     adapters: torch.Tensor
@@ -43,6 +44,7 @@ class LoraPlan(NamedTuple):
     tile: int
     num_adapters: int
     is_batch_invariant: bool = False
+    on_host: tuple[tuple[int, torch.Tensor], ...] | None = None
 
     def of_rows(self, index: torch.Tensor) -> LoraPlan:
         """The plan of some of the tokens, [R] by number: of the rows of a head, for example."""
@@ -52,7 +54,10 @@ class LoraPlan(NamedTuple):
         return lora_plan(adapters, self.num_adapters, tile, is_invariant)
 
     def groups(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Each tile that has an adapter, and its tokens; waits for the device."""
+        """Each tile that has an adapter, and its tokens [n] int64; waits for the device."""
+        if self.on_host is not None:
+            yield from self.on_host
+            return
         tiles = self.places.view(-1, self.tile)
         for adapter, places in zip(self.tile_adapters.tolist(), tiles, strict=True):
             if adapter != NO_ADAPTER:
@@ -94,6 +99,9 @@ def lora_plan(
         places[first:last].view(-1)[: len(tokens)] = tokens
         tile_adapters[first:last] = adapter
         first = last
-    return LoraPlan(
+    plan = LoraPlan(
         adapters, places.view(-1), tile_adapters, tile, num_adapters, is_batch_invariant
     )
+    if adapters.device.type == "cpu":
+        plan = plan._replace(on_host=tuple(plan.groups()))
+    return plan

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nv_kernels.linear.lora.plan import LoraPlan
 
 
-@op(triton="nv_kernels.linear.lora.triton_shrink")
+@op(triton="nv_kernels.linear.lora.triton_shrink", cpp="nv_kernels.cpp.lora")
 def lora_shrink(x: torch.Tensor, a: torch.Tensor, plan: LoraPlan) -> torch.Tensor:
     """Multiply each token by the A of its adapter.
 
@@ -40,7 +40,7 @@ def lora_shrink(x: torch.Tensor, a: torch.Tensor, plan: LoraPlan) -> torch.Tenso
     return out
 
 
-@op(triton="nv_kernels.linear.lora.triton_expand")
+@op(triton="nv_kernels.linear.lora.triton_expand", cpp="nv_kernels.cpp.lora")
 def lora_expand(
     product: torch.Tensor,
     hidden: torch.Tensor,
@@ -73,7 +73,7 @@ def lora_expand(
     return product
 
 
-@op(triton="nv_kernels.linear.lora.triton_expand")
+@op(triton="nv_kernels.linear.lora.triton_expand", cpp="nv_kernels.cpp.lora")
 def lora_expand_gated(
     product: torch.Tensor,
     hidden: torch.Tensor,
