@@ -2,6 +2,7 @@ import copy
 from types import MappingProxyType
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore:the chat_template of this call")
 """Most templates here print a part of a conversation."""
@@ -230,6 +231,7 @@ def test_b07_arguments_that_are_no_object_name_their_place(scripted, engine, cal
     [
         ({"function": {"name": "f"}}, TypeError, "message 0: tool_calls is .*: it must be a list"),
         ("f", TypeError, "tool_calls is 'f': it must be a list"),
+        (torch.tensor(1), TypeError, r"tool_calls is tensor\(1\): it must be a list"),
         ([5], TypeError, r"tool_calls\[0\] is 5: it must be a dict"),
         ([{"function": 5}], TypeError, r"tool_calls\[0\].function is 5: it must be a dict"),
         ([{"type": "custom", "custom": {}}], ValueError, "names no function: it must be"),

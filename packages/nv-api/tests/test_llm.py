@@ -89,7 +89,10 @@ def test_none_is_what_the_checkpoint_recommends(scripted, folder, monkeypatch, t
     [
         ({"temperature": -1}, "temperature is -1: it must be a number in"),
         ({"top_k": 1.5}, "top_k is 1.5: it must be an integer"),
-        ({"max_new_tokens": 0}, "max_tokens is 0: it must be an integer from 1 to"),
+        (
+            {"max_new_tokens": 0},
+            r"config\.json: max_new_tokens is 0: it must be an integer from 1 to",
+        ),
         ({"top_p": "most"}, "top_p is 'most': it must be a number"),
     ],
 )

@@ -6,7 +6,14 @@ import pytest
 import torch
 from nv_api import LLM
 from nv_api.option_names import ADVICE, INSTEAD, RENAMED
-from nv_api.options import ALIASES, NO_DIFFERENCE, TOKENIZER, UNBUILT, parse
+from nv_api.options import (
+    ALIASES,
+    NO_DIFFERENCE,
+    TOKENIZER,
+    UNBUILT,
+    parse,
+    warn_of_length,
+)
 from nv_engine import EngineConfig
 
 DEFAULTS = {
@@ -209,6 +216,21 @@ def test_what_is_not_built_yet_is_refused(name, value):
 def test_values_are_checked(name, value, message):
     with pytest.raises(ValueError, match=message):
         parse("m", {name: value})
+
+
+class Index:
+    """An integer that is none of Python's."""
+
+    def __index__(self):
+        return 300
+
+
+def test_16_values_of_other_classes_reach_no_operator():
+    with pytest.raises(ValueError, match="dtype is 'a int too large to show': it must be one of"):
+        parse("m", {"dtype": 10**5000})
+    assert parse("m", {"device": 10**5000}).engine.device == "a int too large to show"
+    with pytest.warns(UserWarning, match="and the model's own length is 256"):
+        warn_of_length({"max_model_len": Index()}, 256)
 
 
 def test_a_device_may_be_torchs():

@@ -2,6 +2,7 @@ from array import array
 from collections import UserDict
 
 import pytest
+import torch
 from nv_api.prompts import Prompt, TokenPrompt, prompt_list, tokenize
 
 
@@ -57,6 +58,8 @@ def test_every_spelling(prompts, expected):
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, NotImplementedError, "multi_modal"),
         (b"a", TypeError, "bytes"),
         (bytearray(b"a"), TypeError, "the prompt is a bytearray"),
+        (torch.empty(2, device="meta"), TypeError, "prompts is a Tensor: it must be a str"),
+        ([torch.eye(2).to_sparse()], TypeError, "the prompt is a Tensor: it must be a str"),
     ],
 )
 def test_what_is_no_prompt(prompts, error, match):

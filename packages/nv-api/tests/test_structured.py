@@ -402,6 +402,20 @@ def test_a_mask_that_costs_too_much_ends_its_request_alone(llm, monkeypatch):
     assert (len(plain["token_ids"]), plain.outputs[0].finish_reason) == (20, "length")
 
 
+def test_16_masks_that_together_cost_too_much_end_their_request_alone(llm, monkeypatch):
+    monkeypatch.setattr("nv_api.structured.TEXT_SECONDS", 0.05)
+    repeats = StructuredOutputsParams(grammar='root ::= x{300}\nx ::= y{300}\ny ::= "a"')
+    params = [
+        SamplingParams(max_tokens=60, structured_outputs=repeats),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+    ]
+    monkeypatch.setattr("nv_api.structured.TOKEN_SECONDS", 0.0)
+    with pytest.warns(UserWarning, match=r"tokens cost 0\.\d\d s of the host, and 0\.05 s are all"):
+        slow, plain = run(llm, ["a", "b"], params)
+    assert slow.outputs[0].finish_reason == "error"
+    assert (len(plain["token_ids"]), plain.outputs[0].finish_reason) == (20, "length")
+
+
 def test_what_fails_midway_is_one_sentence(llm):
     dead_end = StructuredOutputsParams(grammar='start: "a" X\nX: /[^\\s\\S]/')
     with pytest.warns(UserWarning, match="no text fits"):

@@ -506,3 +506,92 @@ def test_16_added_tokens_that_are_none_are_named_with_their_file(
 ):
     with pytest.raises(ValueError, match=message):
         load_tokenizer(written(byte_level, **{file: values}))
+
+
+def edit(folder, change):
+    """Change the values of a folder's tokenizer.json."""
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def test_16_an_added_token_at_another_id_than_its_file_gives_is_warned_of(written, byte_level):
+    folder = written(byte_level)
+    (first, *_) = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+
+    def leave_out(values):
+        del values["model"]["vocab"][first["content"]]  # the next free id is that of another token
+
+    edit(folder, leave_out)
+    with pytest.warns(UserWarning, match="gives added tokens other ids than the file") as warned:
+        backend = load_tokenizer(folder)
+    assert f"are used: {first['content']!r} ({first['id']}, " in str(warned[0].message)
+    assert backend.convert_tokens_to_ids(first["content"]) != first["id"]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "<unk>"},
+        {
+            "type": "WordPiece",
+            "vocab": {"a": 0},
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+        },
+    ],
+)
+def test_16_a_model_without_its_unknown_token_is_refused(written, byte_level, model):
+    folder = written(byte_level)
+    edit(folder, lambda values: values.update(model=model, decoder=None, added_tokens=[]))
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json has the unk_token '<unk>', which is not"
+    ):
+        load_tokenizer(folder)
+
+
+def test_16_a_text_that_the_tokenizer_cannot_cut_is_named(written, byte_level):
+    folder = written(byte_level)
+    model = {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}
+    edit(
+        folder,
+        lambda values: values.update(
+            model=model, decoder=None, pre_tokenizer=None, added_tokens=[]
+        ),
+    )
+    tokenizer = Tokenizer(load_tokenizer(folder))
+    assert tokenizer.encode(["aa"]) == [[0, 0]]
+    with pytest.raises(ValueError, match="the tokenizer cannot cut the text 'ab' into tokens"):
+        tokenizer.encode(["ab"])
+    with pytest.raises(ValueError, match=r"cannot cut one of the texts into tokens .*unk_id"):
+        tokenizer.encode(["a", "ab"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"], "x": "##"}},
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["ab"]}},
+    ],
+)
+def test_16_a_panic_of_the_library_is_an_error_with_the_file_s_name(written, byte_level, change):
+    folder = written(byte_level)
+    if change.get("model", {}).get("x"):
+        change["model"]["continuing_subword_prefix"] = change["model"].pop("x")
+    edit(folder, lambda values: values.update(change))
+    with pytest.raises(ValueError, match=r"are not a tokenizer .*tokenizer\.json is damaged: "):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer_object", "decode", "padding_side", "self", "im_end"])
+def test_16_names_of_special_tokens_are_no_arguments_of_transformers(written, byte_level, name):
+    named = {name: "<|im_end|>", "image_token": "<|im_end|>"}
+    folder = written(byte_level, {"extra_special_tokens": named})
+    message = f"extra_special_tokens has the name '{name}', which a chat template does not get"
+    with pytest.warns(UserWarning, match=message):
+        backend = assert_is_its_json(folder)
+    assert backend.image_token == "<|im_end|>"
+    assert backend.convert_tokens_to_ids("<|im_end|>") in backend.all_special_ids

@@ -25,6 +25,8 @@ from nv_models.load import LOAD_FORMATS
         ("kvcache_block_size", 8),
         ("kvcache_block_size", 48),
         ("kvcache_block_size", 100),
+        ("kvcache_block_size", 2**31),
+        ("kvcache_block_size", 64 * 10**100),
         ("gpu_memory_utilization", 0),
         ("gpu_memory_utilization", 1.5),
         ("seed", "x"),

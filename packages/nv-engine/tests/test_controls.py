@@ -1,5 +1,6 @@
 """Each control against transformers' logits processors, alone and mixed, through the tables."""
 
+import itertools
 import random
 
 import pytest
@@ -64,6 +65,27 @@ def test_a_slot_forgets_the_sequence_before():
     for step in range(4):
         rows.check(random_logits(len(names), step))
         rows.step(random_logits(len(names), step))
+
+
+@pytest.mark.parametrize("interrupted", range(3))
+def test_16_after_an_interrupt_a_slot_forgets_the_sequence_before(monkeypatch, interrupted):
+    rows = Rows(["penalties", "presence"])
+    rows.step(random_logits(2))
+    plain = (rows.rows[0][0], params_of("plain"), [5, 6, 7], [8])
+    clear, calls = SlotTable.clear, itertools.count()
+
+    def interrupt(table, slot):
+        if next(calls) == interrupted:
+            raise KeyboardInterrupt
+        clear(table, slot)
+
+    monkeypatch.setattr(SlotTable, "clear", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rows.admit([plain])
+    monkeypatch.undo()
+    rows.rows = [plain, rows.rows[1]]
+    rows.admit(rows.rows)  # as after a failed step
+    rows.check(random_logits(2))
 
 
 def test_plain_rows_ask_for_nothing_in_any_company():

@@ -4,6 +4,7 @@ import math
 import pickle
 from copy import copy, deepcopy
 from dataclasses import FrozenInstanceError, replace
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -82,6 +83,7 @@ def test_defaults_are_the_contract() -> None:
         ("skip_special_tokens", "no"),
         ("detokenize", None),
         ("include_stop_str_in_output", 1),
+        ("bad_words_token_ids", torch.empty((), device="meta")),
     ],
 )
 def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
@@ -89,6 +91,34 @@ def test_out_of_range_names_field_and_value(field: str, value: object) -> None:
         SamplingParams(**{field: value})
     shown = value[0] if isinstance(value, list | np.ndarray) and len(value) else value
     assert field == "logit_bias" or (str(shown) or "''")[:200] in str(error.value)
+
+
+class Unruly:
+    """A value that can be neither shown nor compared."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("value", [Unruly(), [Unruly()], {1: Unruly()}])
+def test_16_a_value_that_cannot_be_shown_is_named_by_its_type(value: object) -> None:
+    reason = f"a {type(value).__name__} that cannot be shown"
+    for field in ("temperature", "n", "stop", "ignore_eos", "structured_outputs"):
+        with pytest.raises(ValueError, match=f"{field} is {reason}"):
+            SamplingParams(**{field: value})
+    with pytest.raises(NotImplementedError, match=f"best_of={reason} is not built yet"):
+        SamplingParams(best_of=value)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2, device="meta"), [np.ones(2)], Decimal("sNaN")])
+def test_16_a_value_that_cannot_be_compared_asks_for_something(value: object) -> None:
+    with pytest.raises(NotImplementedError, match=r"best_of=.* is not built yet"):
+        SamplingParams(best_of=value)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_a_prompts_ids_are_of_the_vocabulary(token: int, plain: bool) -> None:
     for rest in ([], [41]):
         with pytest.raises(ValueError, match=rf"^the prompt has token id {token}: .*0 \.\. 39$"):
             plain_prompt([0, 39, token, *rest], FACTS, plain=plain)
+    with pytest.raises(ValueError, match="has token id a int too large to show: the vocabulary is"):
+        plain_prompt([10**5000], FACTS, plain=plain)
     assert plain_prompt([0, 39], FACTS, plain=plain) == [0, 39]
 
 

@@ -26,6 +26,12 @@ SIZES = {
     "num_attention_heads": 32,
 }
 YARN = {"type": "yarn", "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 1024,
+    "short_factor": [1.0] * 64,
+    "long_factor": [2.0] * 64,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 32.0,
@@ -203,7 +209,22 @@ def test_16_what_generation_config_recommends_and_nothing_follows(tmp_path):
             {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
             "short_factor of the rope has 0 en",
         ),
-        ({"rope_scaling": {"rope_type": "xpos"}}, "rope_type 'xpos' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "xpos"}},
+            "rope_type 'xpos' is not supported; supported are default, linear",
+        ),
+        (
+            {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}},
+            "original_max_position_embeddings of the rope is 1: it must be more than 1 where",
+        ),
+        (
+            {"rope_scaling": LONGROPE | {"long_factor": [1.0]}},
+            "long_factor of the rope has 1 entries: it must have 64",
+        ),
+        (
+            {"rope_scaling": LONGROPE | {"short_factor": [1.0]}},
+            "short_factor of the rope has 1 entries: it must have 64",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         (
             {"num_attention_heads": True},

@@ -497,3 +497,18 @@ def test_b10_a_full_disk_is_reported_with_the_folder_and_the_fix(
     with pytest.raises(OSError, match=r"cannot be written \(No space left .* set XDG_CACHE_HOME"):
         resolve(tmp_path / "m.gguf")
     assert not list((tmp_path / "cache/nv/gguf").iterdir())
+
+
+@pytest.mark.parametrize("kind", [4, 36, 10**6])
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "token_embd.weight", "output_norm.weight"])
+def test_16_a_tensor_of_an_unknown_type_is_named(tiny_checkpoint, write_gguf, tmp_path, name, kind):
+    file = tmp_path / "model.gguf"
+    write_gguf(tiny_checkpoint("llama"), file, Kind.F16)
+    content = bytearray(file.read_bytes())
+    text = len(name).to_bytes(8, "little") + name.encode()
+    place = content.index(text) + len(text)
+    place += 4 + 8 * int.from_bytes(content[place : place + 4], "little")
+    content[place : place + 4] = kind.to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} in {file} has the unknown type {kind}"):
+        load_model(file)

@@ -292,12 +292,26 @@ def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads, fields
         ("layer_norm_elementwise_affine", False),
         ("_remove_final_layer_norm", True),
         ("word_embed_proj_dim", 32),
+        ("word_embed_proj_dim", [64]),
+        ("num_key_value_heads", 2),
         ("activation_function", "gelu"),
     ],
 )
 def test_another_opt_is_refused(tiny_model, field, value):
     with pytest.raises(ValueError, match=f"hf_overrides: {field}.* is .*; |{field} 'gelu' is not"):
         read_config(tiny_model("OPT"), {field: value})
+
+
+@pytest.mark.parametrize("field", ["attn_logit_softcapping", "final_logit_softcapping"])
+def test_16_a_softcap_is_a_positive_number(tiny_model, field):
+    folder = tiny_model("Gemma2")
+    config = read_config(folder, {field: 10**30})
+    caps = (config.layers[0].attention.softcap, config.factors.logit_softcap)
+    assert [cap for cap in caps if cap == 1e30] == [1e30]
+    assert all(isinstance(cap, float) for cap in caps)
+    for value in (0, -1, "30"):
+        with pytest.raises(ValueError, match=f"{field} is {value!r}: it must be a positive num"):
+            read_config(folder, {field: value})
 
 
 def test_a_pattern_of_layers_is_a_number_or_letters(tiny_model):

@@ -219,7 +219,7 @@ def test_dummy_weights(write, packer, paged_runner, name):
         ("awq", {"bits": 8}, "bits of the AWQ checkpoint is 8: only 4 is read; use a GPTQ"),
         ("awq", {"zero_point": False}, "zero_point of the AWQ checkpoint is False: only true"),
         ("gptq", {"bits": 4.0}, "bits of the GPTQ checkpoint is 4.0: only 4 and 8 are read"),
-        ("gptq", {"bits": 3}, "bits of the GPTQ checkpoint is 3: only 4 and 8 are read"),
+        ("gptq", {"bits": 3}, r"config\.json: bits of the GPTQ checkpoint is 3: only 4 and 8 are"),
         ("gptq", {"checkpoint_format": "marlin"}, "is 'marlin': only 'gptq' and 'gptq_v2' are"),
         ("gptq", {"is_marlin_format": True}, "format of the GPTQ checkpoint is 'marlin'"),
         ("gptq", {"pack_dtype": "int64"}, "pack_dtype of the GPTQ checkpoint is 'int64'"),
@@ -233,9 +233,32 @@ def test_variants_that_are_not_read_are_named(write, packer, name, fields, messa
 
 
 @pytest.mark.parametrize(
+    ("config", "file", "message"),
+    [
+        (None, "quantize_config.json", r"quantize_config\.json: bits of the GPTQ checkpoint is 3"),
+        ({}, "quantize_config.json", r"quantize_config\.json: bits of the GPTQ checkpoint is 3"),
+        (
+            {"bits": 4},
+            None,
+            r"config\.json: the quantization_config {'bits': 4} has no quant_method",
+        ),
+    ],
+)
+def test_16_the_file_of_the_quantization_config_is_named(write, packer, config, file, message):
+    folder, _ = write(packer("gptq"))
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"] = config
+    (folder / "config.json").write_text(json.dumps(values))
+    if file:
+        (folder / file).write_text(json.dumps({"bits": 3}))
+    with pytest.raises(NotImplementedError, match=message):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("gptq", {"group_size": 100}, "has 128 columns: they must be a multiple of 100"),
+        ("gptq", {"group_size": 100}, "q_proj has 128 columns: they must be a multiple of 100"),
         ("gptq", {"group_size": "all"}, "group_size is 'all': it must be a positive integer"),
         ("gptq", {"lm_head": 1}, "lm_head is 1: it must be true or false"),
         ("gptq", {"modules_in_block_to_quantize": "mlp"}, "is 'mlp': it must be a list of lists"),

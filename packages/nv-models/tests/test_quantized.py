@@ -126,7 +126,10 @@ def test_ranks_hold_slices(name):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("w4_asym", r"down_proj would be cut at 96 of its 192 columns: .* multiple of 64"),
+        (
+            "w4_asym",
+            rf"{FOLDER}/w4_asym: .*down_proj would be cut at 96 of its 192 columns: .* of 64",
+        ),
         ("fp8_block", r"q_proj would be cut at 64 of its 128 rows: .* multiple of 128"),
     ],
 )
@@ -289,7 +292,7 @@ def test_variants_that_are_not_read_are_named(edited, fields, message):
         ({"ignore": ["re:*q"]}, r"ignore has the regular expression '\*q', which is none"),
         ({"targets": ["re:model.*("]}, r"config_groups\.group_0\.targets has the regular"),
         ({"targets": None}, r"config_groups\.group_0 has no targets: name its modules"),
-        ({"config_groups": {}}, "config_groups is empty: it must have a group"),
+        ({"config_groups": {}}, r"w4/config\.json: config_groups is empty: it must have a group"),
     ],
 )
 def test_16_fields_that_select_no_module_are_named(edited, fields, message):
@@ -299,6 +302,16 @@ def test_16_fields_that_select_no_module_are_named(edited, fields, message):
     folder = edited("w4", **{"config_groups": {"group_0": group}, **fields})
     with pytest.raises(ValueError, match=message):
         load_model(folder)
+
+
+def test_16_codes_of_a_dtype_that_is_not_read_are_named_once(edited):
+    def change(tensors):
+        tensors[f"{Q}.weight_packed"] = tensors[f"{Q}.weight_packed"].to(torch.int16)
+
+    with pytest.raises(ValueError, match="cannot be loaded") as raised:
+        load_model(edited("w4", change))
+    (line,) = [line for line in str(raised.value).splitlines() if f"{Q}.weight_packed" in line]
+    assert "is I16: read are" in line
 
 
 class TestFp8:

@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nv_engine.user_line import warn_user
 from nv_engine.values import shown
 from nv_models.fields import read_json
+from nv_models.listing import first_few
 from tokenizers import AddedToken
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 DECODER = "added_tokens_decoder"
 """The key of CONFIG in which newer files list the added tokens by id."""
 EXTRA = ("additional_special_tokens", "extra_special_tokens")
+NAMED = "_token"
+"""The end of a special token's name; other names may be those of arguments of transformers."""
 KEPT = (
     "model_max_length",
     "clean_up_tokenization_spaces",
@@ -65,18 +69,19 @@ class Labels:
         names_place = f"{folder / CONFIG} or {NAMES}"
         is_older = DECODER not in config
         both = {**config, **names} if is_older else {**names, **config}
-        texts = {key: value for key, value in both.items() if key.endswith("_token")}
+        texts = {key: value for key, value in both.items() if key.endswith(NAMED)}
         extra: list[str] = []
         for key in EXTRA:
             match both.get(key) or []:
                 case dict() as named:
-                    texts |= named
+                    texts |= {n: token for n, token in named.items() if n.endswith(NAMED)}
+                    others = {n: token for n, token in named.items() if not n.endswith(NAMED)}
+                    extra += [_text(names_place, n, token) for n, token in others.items()]
+                    _warn_of_names(f"{names_place}: {key}", others)
                 case list() as listed:
                     extra += [_text(names_place, key, token) for token in listed]
                 case other:
-                    raise ValueError(
-                        f"{folder / CONFIG}: {key} is {shown(other)}: it must be a list"
-                    )
+                    raise ValueError(f"{names_place}: {key} is {shown(other)}: it must be a list")
         special = {
             name: _text(names_place, name, token)
             for name, token in texts.items()
@@ -94,6 +99,15 @@ class Labels:
             extra=tuple(extra),
             added=_added(newer, place) if newer else _added(older, str(folder / ADDED)),
             values={key: config[key] for key in KEPT if config.get(key) is not None},
+        )
+
+
+def _warn_of_names(place: str, named: Mapping[str, object]) -> None:
+    """Warn of special tokens whose names do not reach the chat template."""
+    if named:
+        warn_user(
+            f"{place} has the name {', '.join(map(shown, first_few([*named])))}, which a chat "
+            f"template does not get: only names that end in {NAMED} are read"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from nv_engine import EngineConfig
 from nv_engine.names import ForeignNames
 from nv_engine.user_line import warn_user
-from nv_engine.values import plain, shown
+from nv_engine.values import plain, shown, whole
 
 from nv_api.arguments import SAMPLING
 from nv_api.option_names import ADVICE, INSTEAD, RENAMED
@@ -153,7 +153,7 @@ def parse(model: str | Path, options: Mapping[str, Any]) -> Options:
 
 def warn_of_length(options: Mapping[str, Any], own: int) -> None:
     """Warn that the user's max_model_len is cut to the model's own length."""
-    asked = options.get("max_model_len")
+    asked = whole(options.get("max_model_len"))
     if asked is not None and asked > own:
         warn_user(
             f"max_model_len is {asked} and the model's own length is {own} "
@@ -171,11 +171,19 @@ def _spelled(known: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not defaults; torch's objects become their names."""
     given = {n: v for n, v in known.items() if v is not None or n == "max_model_len"}
     if "dtype" in given:  # vLLM takes its short names too
-        name = str(given["dtype"]).removeprefix("torch.")
+        name = _text(given["dtype"]).removeprefix("torch.")
         given["dtype"] = DTYPES.get(name, name)
     if "device" in given:
-        given["device"] = str(given["device"])
+        given["device"] = _text(given["device"])
     return given
+
+
+def _text(value: object) -> str:
+    """A name, or the name of one of torch's objects; any other value as an error shows it."""
+    try:
+        return str(value)
+    except Exception:  # of an integer with more than 4300 digits, or of a user's class
+        return shown(value)
 
 
 def _canonical(options: Mapping[str, Any]) -> dict[str, Any]:

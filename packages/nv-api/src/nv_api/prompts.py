@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from nv_engine.values import NOT_LISTS, shown, unicode
+from nv_engine.values import NOT_LISTS, plain, shown, unicode
 
 from nv_api.said import Place
 from nv_api.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ def prompt_list(prompts: object) -> list[Prompt]:
         NotImplementedError: a dict with a key that is not built yet.
     """
     if _is_array(prompts):
-        prompts = prompts.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
+        prompts = plain(prompts)
     if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
         return [single_prompt(prompts)]
     if not isinstance(prompts, Sequence):
@@ -167,7 +167,7 @@ def checked_text(text: str, name: str) -> str:
 
 def _token_ids(ids: object, name: str) -> list[int]:
     if _is_array(ids):
-        ids = ids.tolist()  # type: ignore[attr-defined]  # an array's or a tensor's
+        ids = plain(ids)
     if not isinstance(ids, Sequence) or isinstance(ids, NOT_LISTS):
         raise TypeError(f"{name} is a {type(ids).__name__}: it must be {FORMS}")
     if ids and list(map(type, ids)).count(int) == len(ids):  # nearly always; a prompt is long

@@ -96,8 +96,9 @@ def _default_params(path: Path, config: ModelConfig) -> SamplingParams:
     try:
         return SamplingParams(**{n: v for n, v in recommended.items() if v is not None})
     except ValueError as error:
+        reason = str(error).replace("max_tokens", "max_new_tokens")  # its name in the file
         raise ValueError(
-            f"{path / 'generation_config.json'}: {error}; correct the file or remove the value"
+            f"{path / 'generation_config.json'}: {reason}; correct the file or remove the value"
         ) from error
 
 

@@ -39,6 +39,9 @@ PLAIN_VALUES = frozenset(("const", "default", "enum", "examples"))
 """Keys of a JSON schema whose values are not schemas."""
 MASK_SECONDS = 0.5
 """Most CPU time of one mask, or of one accepted token."""
+TEXT_SECONDS, TOKEN_SECONDS = 2.0, 0.02
+"""Most CPU time of a whole completion: so much, and so much more for each token. The other requests
+of a step wait for it; usual grammars take a small part of it."""
 
 _REASONS = {
     "decimal literal invalid": "a length or a number of repeats is too large: give a smaller one",
@@ -321,6 +324,7 @@ class GrammarMatcher:
         self._ends = end_token_ids
         self._fault: str | None = None
         self._matcher = grammar.start.deep_copy()
+        self._seconds, self._num_tokens = 0.0, 0
 
     def accept(self, token_ids: Iterable[int]) -> str | None:
         """Advance by the tokens drawn; return the reason if one does not fit, else None."""
@@ -328,6 +332,7 @@ class GrammarMatcher:
             began = time.thread_time()
             if self._fault is None and not (token in self._ends and self._matcher.is_accepting()):
                 self._take(token)
+            self._num_tokens += 1
             self._check_time(began)
         return None if self._fault is None else f"structured_outputs: {self._fault}"
 
@@ -386,11 +391,18 @@ class GrammarMatcher:
 
     def _check_time(self, began: float) -> None:
         seconds = time.thread_time() - began
+        self._seconds += seconds
+        allowed = TEXT_SECONDS + TOKEN_SECONDS * self._num_tokens
         if seconds > MASK_SECONDS:
-            self._fault = (
-                f"one token costs {seconds:.1f} s of the host, and {MASK_SECONDS:g} s are allowed: "
-                "give a grammar that is less ambiguous"
+            cost = f"one token costs {seconds:.1f} s of the host, and {MASK_SECONDS:g} s are"
+        elif self._seconds > allowed:
+            cost = (
+                f"the first {self._num_tokens} tokens cost {self._seconds:.2f} s of the host, and "
+                f"{allowed:.2f} s are"
             )
+        else:
+            return
+        self._fault = f"{cost} allowed: give a grammar that is less ambiguous"
 
     def _spelled(self, token: int) -> int:
         """The mask of the one token that may come next.
@@ -409,6 +421,7 @@ class GrammarMatcher:
         """Go back to the beginning."""
         self._matcher = self._grammar.start.deep_copy()
         self._fault = None
+        self._seconds, self._num_tokens = 0.0, 0
 
 
 def _shortened(text: str) -> str:

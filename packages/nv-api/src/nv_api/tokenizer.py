@@ -24,7 +24,7 @@ from nv_api.bounded_template import NUM_TEMPLATES
 from nv_api.chat_templates import check_templates
 from nv_api.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from nv_api.token_bound import TokenBound
-from nv_api.tokenizer_json import JSON, tokenizer_of_json
+from nv_api.tokenizer_json import JSON, is_of_tokenizers, tokenizer_of_json
 
 if TYPE_CHECKING:
     from nv_engine import SamplingParams
@@ -226,7 +226,9 @@ class _Loading:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None or not (kind is Exception or issubclass(kind, LOADING_ERRORS)):
+        if error is None or kind is None:
+            return
+        if not (is_of_tokenizers(error) or issubclass(kind, LOADING_ERRORS)):
             return
         if issubclass(kind, OSError):
             raise FileNotFoundError(
@@ -290,18 +292,38 @@ class Tokenizer:
         return TokenBound(self.backend)
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """Token ids of each text, with the tokenizer's first and last special tokens if wanted."""
+        """Token ids of each text, with the tokenizer's first and last special tokens if wanted.
+
+        Raises:
+            ValueError: the tokenizer has no tokens for one of them.
+        """
         if not texts:
             return []
-        # Not verbose: it would warn of texts beyond the tokenizer's idea of a model's length.
-        encoded = self.backend(list(texts), add_special_tokens=add_special_tokens, verbose=False)
-        ids: list[list[int]] = encoded["input_ids"]
-        return ids
+        return self._cut(list(texts), add_special_tokens=add_special_tokens)
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Token ids of pairs of texts, with the special tokens that the tokenizer puts around."""
+        """Token ids of pairs of texts, with the special tokens that the tokenizer puts around.
+
+        Raises:
+            ValueError: as `encode`.
+        """
         firsts, seconds = ([pair[side] for pair in pairs] for side in (0, 1))
-        encoded = self.backend(firsts, seconds, verbose=False)
+        return self._cut(firsts, seconds)
+
+    def _cut(self, *texts: list[str], **options: bool) -> list[list[int]]:
+        """Token ids of texts, or of pairs of texts."""
+        try:
+            # Not verbose: it would warn of texts beyond the tokenizer's idea of a model's length.
+            encoded = self.backend(*texts, verbose=False, **options)
+        except BaseException as error:
+            if not is_of_tokenizers(error):
+                raise
+            several = len(texts[0]) > 1
+            text = "one of the texts" if several else f"the text {shown(texts[0][0])}"
+            raise ValueError(
+                f"the tokenizer cannot cut {text} into tokens ({error}): give a tokenizer with a "
+                "token for unknown characters as tokenizer=…, or pass token ids"
+            ) from error
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 

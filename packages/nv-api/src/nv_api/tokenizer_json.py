@@ -5,6 +5,7 @@ tokenizer.json and build the rest of the pipeline themselves; with a wrong class
 is garbled. Here the pipeline stays as it is, and the other files only give names.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from nv_models.byte_level import BYTE_OF_CHARACTER, TEXT_CHARACTERS
 from nv_models.listing import first_few
 from nv_models.pointer import refuse_pointer
 from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel, WordPiece
 
 from nv_api.chat_templates import template_of
 from nv_api.labels import Labels
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 JSON = "tokenizer.json"
 PROBE = "hi there\n é"
 """Cut and made again: a space, a line's end, and a character of two bytes."""
+ADDED = re.compile(r'"added_tokens"\s*:\s*\[')
 NAME = re.compile(r"<.*>|\[.*\]")
 """A word that stands for something else than its text, as <unused7> and <0x0A>: no merge makes it.
 """
@@ -75,17 +77,28 @@ def tokenizer_of_json(folder: Path) -> "PreTrainedTokenizerFast":
     return backend
 
 
+def is_of_tokenizers(error: BaseException) -> bool:
+    """Whether an error is one of the tokenizers library: Exception itself, or a panic of Rust's."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
+
+
 def _read(file: Path) -> Tokenizer:
     """The tokenizers library's tokenizer, without truncation and padding."""
     if not file.stat().st_size:
         raise ValueError(f"{file} is empty")
     refuse_pointer(file)
-    words = Tokenizer.from_file(str(file))
+    try:
+        words = Tokenizer.from_file(str(file))
+    except BaseException as error:
+        if is_of_tokenizers(error):
+            raise ValueError(f"{file} is damaged: {error}") from error
+        raise
     words.no_truncation()
     words.no_padding()
     if getattr(words.model, "dropout", None):  # for training: each call would cut anew
         words.model.dropout = None
     _check_vocabulary(words, file)
+    _check_ids(words, file)
     _check_round_trip(words, file)
     _check_merges(words, file)
     return words
@@ -114,6 +127,45 @@ def _check_vocabulary(words: Tokenizer, file: Path) -> None:
             "vanishes from texts: if the model was trained with such a token, download the file "
             "again"
         )
+
+
+def _check_ids(words: Tokenizer, file: Path) -> None:
+    """Check that each token has the id that the model knows it by.
+
+    Raises:
+        ValueError: the token of unknown words is not in the vocabulary.
+
+    Warns:
+        UserWarning: the tokenizers library gives an added token another id than the file, as it
+            does where the vocabulary leaves ids out.
+    """
+    found = [(text, index, words.token_to_id(text)) for text, index in _added_ids(file)]
+    if wrong := [f"{text!r} ({index}, {own})" for text, index, own in found if own != index]:
+        warn_user(
+            f"{file}: the tokenizers library gives added tokens other ids than the file, and its "
+            f"ids are used: {', '.join(first_few(wrong))}; correct the ids, or the vocabulary if "
+            "it leaves ids out"
+        )
+    model = words.model
+    if isinstance(model, WordLevel | WordPiece):
+        unknown = model.unk_token
+        if unknown not in words.get_vocab(with_added_tokens=False):
+            raise ValueError(
+                f"{file} has the unk_token {unknown!r}, which is not in its model's vocabulary: it "
+                "stands for each word that is not there, so add it"
+            )
+
+
+def _added_ids(file: Path) -> list[tuple[str, int]]:
+    """The added tokens and their ids as the file has them, read without its vocabulary."""
+    text = file.read_text(encoding="utf-8")
+    for found in ADDED.finditer(text):
+        try:
+            tokens, _ = json.JSONDecoder().raw_decode(text, found.end() - 1)
+            return [(token["content"], token["id"]) for token in tokens]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            continue  # the name is a word of the vocabulary
+    return []
 
 
 def _check_round_trip(words: Tokenizer, file: Path) -> None:

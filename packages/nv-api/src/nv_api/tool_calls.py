@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nv_engine.values import shown
+from nv_engine.values import plain, shown
 
 MOST_DEPTH = 64
 """Levels of dicts and lists in a call: a template walks over them by recursion."""
@@ -27,28 +27,29 @@ def parsed_calls(calls: object, name: str) -> list[dict[str, Any]]:
         TypeError: a value that is not a list of calls.
         ValueError: a call without a name, or arguments that are not a JSON object.
     """
-    if isinstance(calls, str | Mapping) or not isinstance(calls, Iterable):
+    listed = plain(calls)  # torch's and numpy's scalars call themselves iterable
+    if isinstance(listed, str | Mapping) or not isinstance(listed, Iterable):
         raise TypeError(f"{name} is {shown(calls)}: it must be a list of calls, each {CALL}")
-    return [_call(call, f"{name}[{i}]") for i, call in enumerate(calls)]
+    return [_call(call, f"{name}[{i}]") for i, call in enumerate(listed)]
 
 
 def parsed_function(function: object, name: str) -> dict[str, Any]:
     """A function's name and parsed arguments, as a plain dict; raises as `parsed_calls` does."""
-    plain = _plain(function, name)
-    if not isinstance(plain, dict):
+    fields = _plain(function, name)
+    if not isinstance(fields, dict):
         raise TypeError(f"{name} is {shown(function)}: it must be a dict, {FUNCTION}")
-    if not isinstance(plain.get("name"), str) or not plain["name"]:
-        raise ValueError(f"{name} is {shown(plain)} and names no function: it must be {FUNCTION}")
-    return {**plain, "arguments": _arguments(plain.get("arguments"), f"{name}.arguments")}
+    if not isinstance(fields.get("name"), str) or not fields["name"]:
+        raise ValueError(f"{name} is {shown(fields)} and names no function: it must be {FUNCTION}")
+    return {**fields, "arguments": _arguments(fields.get("arguments"), f"{name}.arguments")}
 
 
 def _call(call: object, name: str) -> dict[str, Any]:
-    plain = _plain(call, name)
-    if not isinstance(plain, dict):
+    fields = _plain(call, name)
+    if not isinstance(fields, dict):
         raise TypeError(f"{name} is {shown(call)}: it must be a dict, {CALL}")
-    if "function" not in plain:
-        return parsed_function(plain, name)
-    return {**plain, "function": parsed_function(plain["function"], f"{name}.function")}
+    if "function" not in fields:
+        return parsed_function(fields, name)
+    return {**fields, "function": parsed_function(fields["function"], f"{name}.function")}
 
 
 def _arguments(given: object, name: str) -> dict[str, Any]:

@@ -180,8 +180,16 @@ class ForeignNames:
 
 
 def _asks_for_nothing(value: Any, nothing: tuple[Any, ...]) -> bool:  # noqa: ANN401
-    if value is None or value in nothing:
+    if value is None or _is_among(value, nothing):
         return True
     return isinstance(value, list | tuple) and all(
-        item is None or item in nothing for item in value
+        item is None or _is_among(item, nothing) for item in value
     )
+
+
+def _is_among(value: Any, values: tuple[Any, ...]) -> bool:  # noqa: ANN401
+    """Whether a value is one of some; one that cannot be compared, as a tensor, is none."""
+    try:
+        return value in values
+    except Exception:  # whatever the comparison of a user's class raises
+        return False

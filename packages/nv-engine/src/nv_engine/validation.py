@@ -252,7 +252,7 @@ def _check_ids(name: str, ids: Collection[int], facts: ModelFacts) -> None:
     if ids and not _are_below(facts.vocab_size, ids):
         wrong = next(token for token in ids if not 0 <= token < facts.vocab_size)
         raise ValueError(
-            f"{name} has token id {wrong}: the vocabulary is 0 .. {facts.vocab_size - 1}"
+            f"{name} has token id {shown(wrong)}: the vocabulary is 0 .. {facts.vocab_size - 1}"
         )
 
 

@@ -28,6 +28,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except (RecursionError, ValueError):  # of integers with more than 4300 digits
         return f"a {type(value).__name__} too large to show"
+    except Exception:  # whatever the repr of a user's class raises
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
@@ -150,9 +152,12 @@ def one_id(name: str, value: T) -> T:
 def _items(name: str, value: object, wanted: str) -> list[Any]:
     """The items of anything that can be iterated, but of no text."""
     items = plain(value)
-    if isinstance(items, NOT_LISTS) or not isinstance(items, Iterable):
-        raise ValueError(f"{name} is {shown(value)}: it must be {wanted}")
-    return list(items)
+    if not isinstance(items, NOT_LISTS) and isinstance(items, Iterable):
+        try:
+            return list(items)
+        except TypeError:  # a tensor of no dimension calls itself iterable
+            pass
+    raise ValueError(f"{name} is {shown(value)}: it must be {wanted}")
 
 
 def whole(value: Any) -> int | None:  # noqa: ANN401

@@ -57,6 +57,8 @@ def naming(file: Path | str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{file}: {error}") from error
 
 
 def size(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -80,6 +82,11 @@ def number(
     if value > at_most:
         raise ValueError(f"{name} is {value!r:.200}: it must be at most {at_most:g}")
     return float(value)
+
+
+def optional_number(values: Mapping[str, Any], name: str) -> float | None:
+    """A positive real number; null or a missing field means None."""
+    return None if values.get(name) is None else number(values, name)
 
 
 def numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

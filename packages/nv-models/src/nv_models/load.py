@@ -5,6 +5,7 @@ are made on their device.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from nv_models.checkpoint.mxfp4 import MXFP4Checkpoint, is_packed
 from nv_models.checkpoint.pytorch import PyTorchCheckpoint
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
 from nv_models.config import DTYPES, ModelConfig
+from nv_models.fields import naming
 from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
@@ -102,8 +104,13 @@ class ModelPlan:
     def _outline(self) -> CausalLM:
         """The model with all its tensors, on meta."""
         model = self._build(replace(self.placement, device=torch.device("meta")))
-        allocate(model)
+        with self._naming():
+            allocate(model)
         return model
+
+    def _naming(self) -> AbstractContextManager[None]:
+        """Put the checkpoint's name before an error about its quantized matrices."""
+        return naming(self.checkpoint.place) if self.checkpoint else nullcontext()
 
     def _build(self, placement: Placement) -> CausalLM:
         """The model without its large tensors."""
@@ -180,7 +187,13 @@ def plan_model(
     if blocks := block_files(opened):
         scheme = gguf_scheme(blocks, placed, chosen, quantization)
     else:
-        scheme = read_scheme(files.raw, row.quantization, checkpoint or NoFiles(), quantization)
+        scheme = read_scheme(
+            files.raw,
+            row.quantization,
+            checkpoint or NoFiles(),
+            quantization,
+            name=files.quantization_name,
+        )
     placement = Placement(placed, chosen, parallel, nk.arithmetic(arithmetic), scheme)
     return ModelPlan(config, placement, checkpoint, seed, pooler)
 

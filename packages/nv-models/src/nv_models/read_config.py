@@ -68,12 +68,14 @@ class ConfigFiles:
         raw: the fields of config.json, with `hf_overrides` in them.
         generation: those of generation_config.json; empty if there is none.
         name: of the first, in errors.
+        quantization_name: of the one that describes how weights are quantized, in errors.
     """
 
     folder: Path
     raw: Mapping[str, Any]
     generation: Mapping[str, Any]
     name: str
+    quantization_name: str
 
     @classmethod
     def read(cls, folder: Path, overrides: Mapping[str, Any] | None = None) -> "ConfigFiles":
@@ -82,9 +84,15 @@ class ConfigFiles:
         name = f"{file} with hf_overrides" if overrides else str(file)
         values = read_json(file)
         with naming(file):
-            values = with_quantization(values, folder)
+            other = other_file(values, folder)
+        if other is not None:
+            values["quantization_config"] = {
+                "quant_method": OTHER_FILES[other.name],
+                **read_json(other),
+            }
         raw = merged(values, plain_overrides(overrides))
-        return cls(folder, raw, read_json(generation) if generation.exists() else {}, name)
+        defaults = read_json(generation) if generation.exists() else {}
+        return cls(folder, raw, defaults, name, str(other) if other else name)
 
     def model_config(self) -> ModelConfig:
         """The record that the files describe; errors are those of `read_config`."""
@@ -123,15 +131,11 @@ class ConfigFiles:
             )
 
 
-def with_quantization(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The fields of config.json, with a quantization_config that older tools wrote beside it."""
+def other_file(raw: Mapping[str, Any], folder: Path) -> Path | None:
+    """The quantization_config that older tools wrote beside config.json; None: it has its own."""
     if quantization_config(raw):
-        return raw
-    for name, method in OTHER_FILES.items():
-        if (folder / name).exists():
-            found = {"quant_method": method, **read_json(folder / name)}
-            return {**raw, "quantization_config": found}
-    return raw
+        return None
+    return next((folder / name for name in OTHER_FILES if (folder / name).exists()), None)
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

@@ -73,7 +73,9 @@ class RopeConfig:
         """
         kind = parameters["rope_type"]
         if kind not in ROPE_KINDS:
-            raise ValueError(f"rope_type {kind!r} is not supported; supported are {ROPE_KINDS}")
+            raise ValueError(
+                f"rope_type {kind!r:.200} is not supported; supported are {', '.join(ROPE_KINDS)}"
+            )
         part = number(parameters, "partial_rotary_factor", 1.0)
         if part > 1:
             raise ValueError(f"partial_rotary_factor is {part:g}: it must be at most 1")
@@ -230,13 +232,13 @@ def longrope_frequencies(
     keys of a cache must be rotated alike. (transformers goes by the sequence's length so far.)
     """
     context = required(rope, ORIGINAL)
-    name = "long_factor" if max_position > context else "short_factor"
-    factors: tuple[float, ...] = getattr(rope, name)
-    if len(factors) != len(periods):
-        raise ValueError(
-            f"{name} of the rope has {len(factors)} entries: it must have {len(periods)}, one for "
-            "each pair of rotated dimensions"
-        )
+    for name in ("short_factor", "long_factor"):  # both, whichever is used at this length
+        if (count := len(getattr(rope, name))) != len(periods):
+            raise ValueError(
+                f"{name} of the rope has {count} entries: it must have {len(periods)}, one for "
+                "each pair of rotated dimensions"
+            )
+    factors = rope.long_factor if max_position > context else rope.short_factor
     return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * periods)
 
 
@@ -247,4 +249,10 @@ def longrope_factor(rope: RopeConfig) -> float:
     factor = required(rope, "factor")
     if factor <= 1:
         return 1.0
-    return math.sqrt(1 + math.log(factor) / math.log(required(rope, ORIGINAL)))
+    context = required(rope, ORIGINAL)
+    if context <= 1:
+        raise ValueError(
+            f"{ORIGINAL} of the rope is {context:g}: it must be more than 1 where its rope_type is "
+            f"{rope.rope_type!r}"
+        )
+    return math.sqrt(1 + math.log(factor) / math.log(context))

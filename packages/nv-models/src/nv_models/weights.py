@@ -13,6 +13,7 @@ from torch import nn
 
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
+from nv_models.fields import naming
 from nv_models.layers.embedding import TiedEmbedding, Vocabulary
 from nv_models.layers.experts import ExpertMLPs
 from nv_models.layers.linear import Linear
@@ -110,7 +111,8 @@ def load_weights(model: CausalLM, outline: CausalLM, checkpoint: Checkpoint, ran
         if rank == 0:
             zeros.extend(zeros_of(shards, has_offset=has_offset))
 
-    make_modules(model, fill)
+    with naming(checkpoint.place):
+        make_modules(model, fill)
     if rank == 0:
         refuse_zeros(zeros, checkpoint)
         warn_of_another_head(model, checkpoint)
@@ -139,12 +141,13 @@ def mismatches(shards: list[Shard], checkpoint: Checkpoint) -> list[str]:
         if name in found and found[name] != shard.shape
     ]
     odd = [
-        f"{named(name)} is {_name(checkpoint.stored(name))}, expected "
+        f"{named(name)} is {_name(stored)}, expected "
         f"{'plain floats' if shard.target.dtype in FLOATS else _name(shard.target.dtype)}"
         for name, shard in wanted.items()
         if name in found
         and not shard.is_filled
-        and not _fits(checkpoint.stored(name), shard.target.dtype)
+        and (stored := checkpoint.stored(name)) is not None  # else `broken` names it
+        and not _fits(stored, shard.target.dtype)
     ]
     return missing + unexpected + wrong + odd
 

@@ -58,8 +58,9 @@ class SlotTable:
         sizes = [max(size, least) for size, least in zip(old.shape[1:], shape, strict=True)]
         if [num_rows + 1, *sizes] == list(old.shape):
             return
-        self.data = old.new_full((num_rows + 1, *sizes), self._neutral)
-        self.data[tuple(map(slice, (len(old) - 1, *old.shape[1:])))] = old[:-1]
+        grown = old.new_full((num_rows + 1, *sizes), self._neutral)
+        grown[tuple(map(slice, (len(old) - 1, *old.shape[1:])))] = old[:-1]
+        self.data = grown  # whole: an exception before leaves the old rows
 
     def clear(self, slot: int) -> None:
         """Make a row neutral, if the slot has one."""
@@ -180,9 +181,14 @@ class ControlTables:
         return tuple(getattr(self, name) for names in TABLES.values() for name in names)
 
     def _clear(self, slot: int) -> None:
-        """Make neutral what an earlier sequence in the slot had."""
-        for name in _names(self._asked.pop(slot, NO_CONTROLS)):
+        """Make neutral what an earlier sequence in the slot had.
+
+        The slot is forgotten last: after an exception midway it is cleared again before its next
+        sequence.
+        """
+        for name in _names(self._asked.get(slot, NO_CONTROLS)):
             getattr(self, name).clear(slot)
+        self._asked.pop(slot, None)
 
     def _set(self, admission: Admission, flags: ControlFlags) -> None:
         if flags.allowed:

@@ -16,13 +16,13 @@ from nv_models.architectures.row import (
     with_window,
 )
 from nv_models.config import Factors, LayerNorms, LayerSpec, NormKind
-from nv_models.fields import number, numbers, size, table
+from nv_models.fields import number, optional_number, size, table
 from nv_models.rope_parameters import rope_config
 
 
 def attention(values: Values, layer: LayerSpec) -> LayerSpec:
     """The layer with the scale and the softcap that config.json names."""
-    softcap = numbers(values, ("attn_logit_softcapping",)).get("attn_logit_softcapping")
+    softcap = optional_number(values, "attn_logit_softcapping")
     scale = number(values, "query_pre_attn_scalar") ** -0.5
     return replace(layer, attention=replace(layer.attention, scale=scale, softcap=softcap))
 
@@ -49,7 +49,7 @@ def gemma3_layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
 
 def factors(values: Values) -> Factors:
     """The embedding times the root of its size; logits capped."""
-    softcap = numbers(values, ("final_logit_softcapping",)).get("final_logit_softcapping")
+    softcap = optional_number(values, "final_logit_softcapping")
     return Factors(embedding=size(values, "hidden_size") ** 0.5, logit_softcap=softcap)
 
 

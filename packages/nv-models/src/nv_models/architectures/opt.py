@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from nv_models.architectures.row import Architecture, Values, alike
 from nv_models.config import Gated, LayerSpec, Plain
-from nv_models.fields import flag, size
+from nv_models.fields import flag, is_same, size
 
 NORMAL = {
     "do_layer_norm_before": True,
@@ -12,6 +12,8 @@ NORMAL = {
     "_remove_final_layer_norm": False,
 }
 """Switches, with the values of all checkpoints but that of 350 million parameters."""
+SAME = {"word_embed_proj_dim": "hidden_size", "num_key_value_heads": "num_attention_heads"}
+"""Sizes that must be another size: embeddings are not projected, and heads share no keys."""
 
 
 def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
@@ -19,19 +21,19 @@ def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
 
     Raises:
         ValueError: the norms of opt-350m, which come after attention and MLP, or its narrower
-            embedding.
+            embedding; or fewer heads of keys than of queries.
     """
     for name, usual in NORMAL.items():
         if flag({name: usual, **values}, name) != usual:
             raise ValueError(
                 f"{name} is {values[name]}: only {usual} is supported; use another OPT"
             )
-    width, hidden = values.get("word_embed_proj_dim"), size(values, "hidden_size")
-    if width not in {None, hidden}:
-        raise ValueError(
-            f"word_embed_proj_dim is {width!r:.200}: it must be hidden_size, {hidden}; use another "
-            "OPT"
-        )
+    for name, other in SAME.items():
+        value, wanted = values.get(name), size(values, other)
+        if value is not None and not is_same(value, wanted):
+            raise ValueError(
+                f"{name} is {value!r:.200}: it must be {other}, {wanted}; use another OPT"
+            )
     gated = layer.feed_forward
     assert isinstance(gated, Gated)
     return alike(values, replace(layer, rope=None, feed_forward=Plain(gated.width, gated.bias)))

@@ -34,8 +34,11 @@ class Checkpoint(Protocol):
         """The dtype that the weights are meant to be computed in."""
         ...
 
-    def stored(self, name: str) -> torch.dtype:
-        """The dtype in which `copy` reads a tensor: a float type, or that of codes."""
+    def stored(self, name: str) -> torch.dtype | None:
+        """The dtype in which `copy` reads a tensor: a float type, or that of codes.
+
+        None: one that is not read, and that `broken` names.
+        """
         ...
 
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:

@@ -49,7 +49,7 @@ class JoinedCheckpoint:
         """The body's."""
         return self._dtype()
 
-    def stored(self, name: str) -> torch.dtype:
+    def stored(self, name: str) -> torch.dtype | None:
         """The dtype in the part's own file."""
         part, own = self._found[name]
         return part.stored(own)

@@ -97,7 +97,7 @@ class MXFP4Checkpoint:
         """That of the tensors that are not packed."""
         return self._files.dtype()
 
-    def stored(self, name: str) -> torch.dtype:
+    def stored(self, name: str) -> torch.dtype | None:
         """The dtype of the files, and of packed values bf16, which holds them exactly."""
         return torch.bfloat16 if name in self._packed else self._files.stored(name)
 

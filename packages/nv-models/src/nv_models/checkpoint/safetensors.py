@@ -78,9 +78,9 @@ class SafetensorsCheckpoint:
         stored = (file.get_slice(name).get_dtype() for name, file in self._files.items())
         return next((DTYPES[dtype] for dtype in stored if dtype in DTYPES), torch.float32)
 
-    def stored(self, name: str) -> torch.dtype:
-        """The tensor's dtype; of one that is not read, and listed in `broken`, fp32."""
-        return READ.get(self._files[name].get_slice(name).get_dtype(), torch.float32)
+    def stored(self, name: str) -> torch.dtype | None:
+        """The tensor's dtype; None: it is not read, and listed in `broken`."""
+        return READ.get(self._files[name].get_slice(name).get_dtype())
 
     def copy(self, name: str, dim: int, start: int, target: torch.Tensor) -> None:
         """Fill `target` with a slice of `name`, converted to its dtype and device."""

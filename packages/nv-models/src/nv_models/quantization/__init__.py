@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nv_models.fields import flag, strings, table
+from nv_models.fields import flag, naming, strings, table
 from nv_models.quantization.awq import AWQScheme
 from nv_models.quantization.compressed_tensors import CompressedTensorsScheme
 from nv_models.quantization.float_to_fp8 import FloatToFp8Scheme
@@ -69,7 +69,12 @@ def quantization_method(raw: Mapping[str, Any], dequantized: str | None) -> str 
         NotImplementedError: a method that is not read.
     """
     config = quantization_config(raw)
-    method = config.get("quant_method", "unknown") if config else None
+    if config and "quant_method" not in config:
+        raise NotImplementedError(
+            f"the quantization_config {dict(config)!r:.200} has no quant_method: it must be one of "
+            f"{', '.join(SCHEMES)}; add it, or use the unquantized checkpoint or a GGUF file"
+        )
+    method = config.get("quant_method")
     if config and not isinstance(method, str):
         raise ValueError(
             f"quant_method of the quantization_config is {method!r:.200}: it must be one of "
@@ -86,7 +91,12 @@ def quantization_method(raw: Mapping[str, Any], dequantized: str | None) -> str 
 
 
 def read_scheme(
-    raw: Mapping[str, Any], dequantized: str | None, files: Files, option: str | None = None
+    raw: Mapping[str, Any],
+    dequantized: str | None,
+    files: Files,
+    option: str | None = None,
+    *,
+    name: str,
 ) -> Scheme | None:
     """The scheme of a checkpoint.
 
@@ -94,6 +104,7 @@ def read_scheme(
         raw: the fields of config.json.
         dequantized: as in `quantization_method`.
         files: the checkpoint's tensors.
+        name: of the file with the quantization_config, in errors.
         option: a name of OPTIONS that must agree with the checkpoint; "fp8" quantizes one in
             floats while it loads. None: as the checkpoint is.
 
@@ -104,7 +115,8 @@ def read_scheme(
     method = quantization_method(raw, dequantized)
     asked = checked_option(option)
     if asked is None or asked == method:
-        return SCHEMES[method](quantization_config(raw), files) if method else None
+        with naming(name):
+            return SCHEMES[method](quantization_config(raw), files) if method else None
     if asked == "fp8" and method is None and not quantization_config(raw):
         if dequantized is not None:
             raise NotImplementedError(

@@ -27,7 +27,7 @@ class Files(Protocol):
         """Their shapes by name."""
         ...
 
-    def stored(self, name: str) -> torch.dtype:
+    def stored(self, name: str) -> torch.dtype | None:
         """A tensor's dtype in the files."""
         ...
 
@@ -37,7 +37,7 @@ class NoFiles:
 
     shapes: Mapping[str, tuple[int, ...]] = {}  # never changed
 
-    def stored(self, name: str) -> torch.dtype:
+    def stored(self, name: str) -> torch.dtype | None:
         """Never called, as no name is in `shapes`."""
         raise KeyError(name)
 

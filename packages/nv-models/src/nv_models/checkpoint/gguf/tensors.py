@@ -124,10 +124,15 @@ class GGUFCheckpoint:
         return torch.float32
 
     def block_kind(self, name: str) -> str | None:
-        """The name of a quantized type; None: a tensor in floats, or one that is not there."""
+        """The name of a quantized type; None: a tensor in floats, or one that is not there.
+
+        Also None for an unknown type, which `broken` names.
+        """
         info = self._tensors.get(name)
-        kind = None if info is None else GGMLQuantizationType(info.kind)
-        return None if kind is None or kind in FLOAT_DTYPES else kind.name
+        if info is None or info.kind not in GGML_QUANT_SIZES:
+            return None
+        kind = GGMLQuantizationType(info.kind)
+        return None if kind in FLOAT_DTYPES else kind.name
 
     def blocks(self, name: str, rows: range, columns: range) -> torch.Tensor:
         """Rows of blocks where they lie in the mapped file, uint8 [n, bytes]."""
