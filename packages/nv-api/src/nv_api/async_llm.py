@@ -55,6 +55,7 @@ from nv_api.pooling_prompts import bound_of, truncated, with_prompt
 from nv_api.processor import Processor
 from nv_api.prompts import PromptLike, TokenPrompt, single_prompt, tokenize
 from nv_api.request_stream import EngineDead, RequestStream
+from nv_api.row_tokens import RowTokens
 from nv_api.start import Prepared, prepare
 from nv_api.tokenizer import Tokenizer, existing
 from nv_api.wake_queue import WakeQueue
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from nv_models import PoolerConfig
     from transformers import PreTrainedTokenizerBase
 
+    from nv_api.completion import Completion
     from nv_api.request import Request
 
 NUM_TEXT_THREADS = 2
@@ -124,6 +126,10 @@ class AsyncLLM(OneProcess):
         self._client = HostClient(self._receive, self._end)
         self._processor: Processor | None = None
         self._streams: dict[int, RequestStream] = {}
+        self._rows = RowTokens(())
+        """Of the newest step."""
+        self._updated: set[Completion | None] = set()
+        """Completions with an update of the step that is not whole yet."""
         self._wakes = WakeQueue()
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._names: dict[str | int, int] = {}
@@ -604,8 +610,16 @@ class AsyncLLM(OneProcess):
     def _step(self, frame: Step) -> None:
         """Hand a step's tokens to their requests, and wake the readers."""
         assert self._processor is not None
-        touched = dict.fromkeys([update.request_id for update in frame.updates])
+        if frame.rows is not None:
+            names = zip(frame.rows.request_ids, frame.rows.indexes, strict=True)
+            self._rows = self._processor.rows(names)
         updates = list(frame.updates)
+        self._updated.update(map(self._processor.completion, updates))
+        touched = dict.fromkeys([update.request_id for update in updates])
+        if not frame.is_part:
+            updates += self._rows.take(frame.token_ids, self._updated)
+            self._updated.clear()
+            touched.update(dict.fromkeys(self._rows.request_ids))
         while updates:
             try:
                 self._processor.process(updates)

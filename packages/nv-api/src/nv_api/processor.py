@@ -19,6 +19,7 @@ from nv_api.logprobs import TokenText
 from nv_api.pooled_request import PooledRequest
 from nv_api.prompts import TokenPrompt
 from nv_api.request import Finished, Request
+from nv_api.row_tokens import RowTokens
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -138,6 +139,20 @@ class Processor:
         completions = tuple(self._completion(i, prompt, params) for i in range(params.n))
         return Request(request_id, prompt, completions, self._token_text(params))
 
+    def rows(self, names: Iterable[tuple[int, int]]) -> RowTokens:
+        """The rows of a step.
+
+        Args:
+            names: of each, its request's id and its completion's index.
+        """
+        get = self._requests.get
+        return RowTokens((get(request_id), index) for request_id, index in names)
+
+    def completion(self, update: "SequenceUpdate") -> Completion | None:
+        """The completion of an update; None if its request is not in flight any more."""
+        request = self._requests.get(update.request_id)
+        return None if request is None else request.completions[update.index]
+
     def process(self, updates: list["SequenceUpdate"]) -> list[Finished]:
         """Apply a step's updates, and abort in the engine each completion that a stop string ended.
 
@@ -160,8 +175,7 @@ class Processor:
     def _take(self, updates: list["SequenceUpdate"]) -> None:
         """Apply the first update and remove it."""
         update = updates[0]
-        request = self._requests.get(update.request_id)
-        completion = None if request is None else request.completions[update.index]
+        request, completion = self._requests.get(update.request_id), self.completion(update)
         if request is not None and completion is not None and request.only_adds(update, completion):
             # nearly always; one statement without a call: an interrupt finds both done or none
             completion.token_ids[END], updates[FIRST] = update.token_ids, ()

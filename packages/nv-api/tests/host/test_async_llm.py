@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import random
 import threading
 import time
 from collections import Counter
@@ -75,6 +76,40 @@ def test_many_tasks_at_once(front_end):
             prompts = [f"number {i}" for i in range(50)]
             answers = await asyncio.gather(*(texts_of(llm, prompt) for prompt in prompts))
             assert [texts[-1] for texts, _ in answers] == prompts
+            await settled(llm)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("burst", [1, 3])
+def test_requests_that_come_and_go_get_their_own_tokens(front_end, burst):
+    """Rows of a step change with each: some leave, some end by a text, some by a step of theirs."""
+    rng = random.Random(burst)
+    kinds = {
+        "plain": PARAMS,
+        "several": SamplingParams(n=3, max_tokens=40),
+        "stop": SamplingParams(max_tokens=40, stop="7"),
+        "length": SamplingParams(max_tokens=5),
+    }
+    ends = {"stop": lambda text: text.partition("7")[0], "length": lambda text: text[:5]}
+
+    async def one(llm, number):
+        await asyncio.sleep(rng.uniform(0, 0.1))
+        kind, prompt = rng.choice([*kinds]), f"{number} and {number * 37} more"
+        leaves = rng.random() < 0.2
+        wanted = ends.get(kind, str)(prompt)
+        async for output in llm.generate(prompt, kinds[kind]):
+            texts = [each.text for each in output.outputs]
+            assert all(wanted.startswith(text) for text in texts), (texts, wanted)
+            if leaves and len(texts[0]) > 3:
+                return 0
+        assert texts == [wanted] * kinds[kind].n
+        return 1
+
+    async def main():
+        device = ScriptedDevice(step_seconds=0.001)
+        async with front_end(device, max_num_seqs=16, max_burst=burst) as llm:
+            assert sum(await asyncio.gather(*(one(llm, number) for number in range(60)))) > 30
             await settled(llm)
 
     asyncio.run(main())

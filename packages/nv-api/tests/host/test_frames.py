@@ -10,6 +10,7 @@ from nv_api.host.frames import (
     Accepted,
     FrameBuffer,
     Refused,
+    RowNames,
     Start,
     Step,
     add_of,
@@ -77,6 +78,16 @@ def test_a_step_travels_with_its_log_probabilities():
     assert found.updates[0].logprobs == [TokenLogprobs([5, 6], [-0.5, -1.0], 1)]
     assert found.updates[0].token_ids == (5,)
     assert isinstance(found.updates[0], SequenceUpdate)
+
+
+def test_a_step_names_its_rows_or_has_those_before():
+    step = Step([], 0, 2, [[7, 9], [8, 300]], RowNames([1, 2**40], [0, 3]))
+    assert FROM_HOST.decode(packed(step)[4:]) == step
+    assert FROM_HOST.decode(packed(Step([], 0, 2, [[7, 9]]))[4:]).rows is None
+
+
+def test_a_step_of_256_rows_as_before_is_a_byte_per_small_token():
+    assert len(packed(Step([], 0, 256, [[65] * 256]))) < 300
 
 
 def test_the_engine_s_options_travel_whole():

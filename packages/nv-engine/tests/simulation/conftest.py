@@ -16,6 +16,14 @@ def simulation():
     return Simulation
 
 
+@pytest.fixture(scope="session")
+def column_simulation():
+    """The class of the same over columns."""
+    from simulated_engine import ColumnSimulation  # noqa: PLC0415  importable from here on
+
+    return ColumnSimulation
+
+
 @pytest.fixture(params=[0, 1, 3])
 def depth(request):
     return request.param

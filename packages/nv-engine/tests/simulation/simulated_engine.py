@@ -192,6 +192,25 @@ class Simulation:
         assert not self.engine._scheduler._waiting.num_tokens
 
 
+class ColumnSimulation(Simulation):
+    """The same over `step_columns`: tokens come by row, and updates only if there is more."""
+
+    num_columns = 0
+    """Tokens that came in no update."""
+
+    def step(self):
+        output = self.engine.step_columns()
+        self.outputs.append(output)
+        updated = {(update.request_id, update.index) for update in output.updates}
+        for row, *tokens in zip(output.rows, *output.token_ids, strict=bool(output.rows)):
+            key = row.request_id, row.index
+            if key not in updated and key not in self.finished:
+                self.tokens[key] += tokens
+                self.num_columns += len(tokens)
+        self.take(output.updates)
+        return output
+
+
 def greedy(num_tokens):
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 

@@ -227,7 +227,8 @@ def test_the_source_of_a_partial_hit_does_not_keep_a_lone_sequence_out(simulatio
 def test_step_counts_prefill_and_decode_tokens(simulation):
     sim = simulation(max_in_flight=0, max_num_batched_tokens=16)
     sim.add(prompt_of(20), greedy(3))
-    counts = [sim.step()[1:] for _ in range(4)]
+    steps = [sim.step() for _ in range(4)]
+    counts = [(step.num_prefill_tokens, step.num_decode_tokens) for step in steps]
     assert counts == [(16, 0), (4, 0), (0, 1), (0, 1)]
     metrics = sim.engine.metrics
     assert (metrics.num_prefill_tokens, metrics.num_decode_tokens) == (20, 2)

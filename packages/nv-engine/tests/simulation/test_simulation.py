@@ -112,6 +112,19 @@ def test_random_loads_equal_the_truth(simulation, depth, burst, size):
     assert num_copies > 0 or size == 16  # a block of 16 is found whole or not at all
 
 
+@pytest.mark.parametrize("burst", [1, 4])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_random_loads_in_columns_equal_the_truth(column_simulation, depth, burst):
+    rng = random.Random(f"columns {depth} {burst}")
+    num_requests = num_tokens = num_columns = 0
+    while num_requests < 1_500:
+        sim = run_trial(column_simulation, rng, depth, burst, 32)
+        num_requests += sim.engine.metrics.num_requests
+        num_tokens += sum(map(len, sim.tokens.values()))
+        num_columns += sim.num_columns
+    assert num_columns > num_tokens / 4, "many tokens come without an update"
+
+
 @st.composite
 def small_requests(draw):
     """A few requests over a vocabulary of two letters, so that prefixes meet."""

@@ -3,7 +3,7 @@
 Owns their form: a length of four bytes, then msgpack. Never sends one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from struct import Struct
 from typing import Any, TypeAlias
@@ -96,12 +96,25 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=13):
     message: str
 
 
+class RowNames(msgspec.Struct, frozen=True, array_like=True):
+    """The completions that a step drew for."""
+
+    request_ids: list[int]
+    indexes: list[int]
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """The updates of one step of the engine."""
 
     updates: list[SequenceUpdate]
     num_prefill_tokens: int
     num_decode_tokens: int
+    token_ids: Sequence[Sequence[int]] = ()
+    """Drawn tokens, by step and row. Rows that have an update take their tokens from there."""
+    rows: RowNames | None = None
+    """None: those of the frame before."""
+    is_part: bool = False
+    """More updates of this step follow, and then its tokens."""
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag=15):

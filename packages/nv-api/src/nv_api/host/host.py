@@ -5,7 +5,7 @@ text, but for the grammars, which it compiles in a thread so that no other reque
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from nv_api.host.frames import (
     Lost,
     Refused,
     Reset,
+    RowNames,
     Stats,
     Step,
     Stop,
@@ -30,6 +31,7 @@ from nv_api.host.wire import Wire
 
 if TYPE_CHECKING:
     from nv_engine import (
+        DrawnRow,
         Engine,
         EngineRequest,
         Grammar,
@@ -68,6 +70,8 @@ class Host:
         self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "nv grammar")
         self._compiling: dict[int, EngineRequest] = {}
         self._compiled: SimpleQueue[tuple[int, Future[Grammar]]] = SimpleQueue()
+        self._rows: Sequence[DrawnRow] = []
+        """Of the newest frame that has a step's tokens."""
         self._stats_at = 0.0
         self._is_stopped = False
 
@@ -91,7 +95,9 @@ class Host:
         self._add_compiled()
         if self._engine.has_unfinished:
             self._step()
-        elif is_busy or frames or self._is_due(IDLE_SECONDS):
+            return
+        self._rows = []  # nothing keeps the requests that have ended
+        if is_busy or frames or self._is_due(IDLE_SECONDS):
             self._send_stats()
 
     def _take(self, frame: ToHost) -> None:
@@ -157,12 +163,13 @@ class Host:
 
     def _step(self) -> None:
         """Step the engine and send what it gave; of a lost device, the reason."""
-        output = self._engine.step()
-        if output.updates or output.num_prefill_tokens or output.num_decode_tokens:
-            first, *more = _parts(output.updates)
-            self._wire.send(Step(first, output.num_prefill_tokens, output.num_decode_tokens))
-            for updates in more:
-                self._wire.send(Step(updates, 0, 0))
+        output = self._engine.step_columns()
+        if output.rows or output.updates or output.num_prefill_tokens:
+            *parts, last = _parts(output.updates)
+            for updates in parts:
+                self._wire.send(Step(updates, 0, 0, is_part=True))
+            counts = output.num_prefill_tokens, output.num_decode_tokens
+            self._wire.send(Step(last, *counts, output.token_ids, self._named(output.rows)))
         if self._is_due(STATS_SECONDS) or not self._engine.has_unfinished:
             self._send_stats()  # after the last step too: nothing would send them for a while
         try:
@@ -170,6 +177,13 @@ class Host:
         except RuntimeError as error:  # and every request has ended with the same sentence
             self._wire.send(Lost(str(error)))
             self._is_stopped = True
+
+    def _named(self, rows: "Sequence[DrawnRow]") -> RowNames | None:
+        """The names of a step's rows; None if they are those of the step before."""
+        if rows == self._rows:  # of the same objects, which nothing else is equal to
+            return None
+        self._rows = rows
+        return RowNames([row.request_id for row in rows], [row.index for row in rows])
 
     def _is_due(self, seconds: float) -> bool:
         return time.monotonic() - self._stats_at >= seconds
