@@ -184,6 +184,14 @@ def test_biases_of_gguf(gguf, tiny_checkpoint, paged_runner):
         resolve(gguf(change=add("up")))
 
 
+def test_names_of_one_architecture_do_not_become_those_of_the_next():
+    from nv_models.checkpoint.gguf.tensors import names_of  # noqa: PLC0415
+
+    for row in ARCHITECTURES.values():
+        names_of(row)
+    assert "ffn_gate_exps" not in names_of(ARCHITECTURES["LlamaForCausalLM"])
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

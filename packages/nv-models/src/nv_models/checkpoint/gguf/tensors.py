@@ -229,7 +229,7 @@ def names_of(row: Architecture) -> dict[str, str]:
     if row.fused.qkv:
         usual = {own: name for own, name in NAMES.items() if own not in QKV}
         usual["attn_qkv"] = "self_attn.qkv_proj"
-    usual |= mlp | heads | {own: name for own, name in named.items() if name is not None}
+    usual = usual | mlp | heads | {own: name for own, name in named.items() if name is not None}
     others = row.gguf_layers
     return {own: name for own, name in usual.items() if name not in others.values()} | {**others}
 
