@@ -6,11 +6,14 @@ batched generate pads to the longest). Greedy, EOS ignored. Each turn is a run o
 that other programs of the machine slow all of them alike: rates are medians, and a ratio is the
 median of the turns' ratios. With `--threads 1` seconds are the processor's time.
 
+Also measured: what the weights of nv hold in a process that has read them all, pages of files too.
+
 `uv run --group bench benchmarks/cpu.py` installs the other engines. `--before FOLDER` runs nv of
 another checkout too, on the same weights in floats.
 """
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -29,6 +32,7 @@ from workload import Workload, uniform_workload
 
 Run = Callable[[Workload], None]
 Q4_1 = "q4_1"
+SMALL = Path(__file__).parents[1] / "packages/nv-engine/tests/numerics/checkpoint"
 WORKERS = ("nv q4_1", "nv bfloat16", "transformers bfloat16", "nv float32",
            "transformers float32", "llama.cpp q4_1")  # fmt: skip
 RATIOS = (
@@ -139,6 +143,28 @@ def llama_cpp(_: str, floats: str, threads: int) -> Run:
 ENGINES = {"nv": nv, "before": nv, "transformers": transformers, "llama.cpp": llama_cpp}
 
 
+def held_mib(dtype: str, floats: str) -> float:
+    """MiB that this process holds more once nv has loaded a model and used all its weights."""
+    from nv_models import load_model, resolve
+    from quantized_accuracy import reader
+
+    read_some = list(range(40))
+    reader(load_model(SMALL, dtype="bfloat16"), 64, "cpu")(read_some)  # what every process holds
+    gc.collect()
+    before = resident_mib()
+    model = load_model(resolve("demo") if dtype == Q4_1 else floats, dtype="bfloat16")
+    reader(model, 64, "cpu")(read_some)
+    gc.collect()
+    return round(resident_mib() - before, 1)
+
+
+def resident_mib() -> float:
+    """Of this process: its own memory and pages of mapped files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    sizes = dict(line.split(":", 1) for line in lines)
+    return sum(int(sizes[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
+
+
 def serve(worker: str, floats: str, threads: int) -> None:
     """Run the works that come as lines, and print the seconds of each as a line."""
     engine, dtype = worker.split()
@@ -153,6 +179,14 @@ def serve(worker: str, floats: str, threads: int) -> None:
         start = clock()
         run(work)
         print(work.num_output_tokens / (clock() - start), flush=True)
+
+
+def in_own_process(dtype: str, floats: str) -> float:
+    """The figure of `held_mib`; large allocations are returned when they are freed."""
+    words = [sys.executable, __file__, "--held", dtype, floats, "--threads=1"]
+    own = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=own)
+    return float(done.stdout.splitlines()[-1])
 
 
 class Worker:
@@ -221,8 +255,12 @@ def main() -> None:
     parser.add_argument("--workers", nargs="*", default=WORKERS, metavar="ENGINE DTYPE")
     parser.add_argument("--before", help="another checkout")
     parser.add_argument("--only", nargs=2, metavar=("WORKER", "FOLDER"), help="in this process")
+    parser.add_argument("--held", nargs=2, metavar=("DTYPE", "FOLDER"), help="in this process")
     parser.add_argument("--save")
     args = parser.parse_args()
+    if args.held:
+        print(held_mib(*args.held))
+        return
     if args.only:
         serve(*args.only, args.threads)
         return
@@ -233,6 +271,7 @@ def main() -> None:
         args.workers = (*args.workers, "before bfloat16", "before float32")
     with tempfile.TemporaryDirectory() as folder:
         floats = Floats.read(resolve("demo")).write(Path(folder) / "floats")
+        held = {dtype: in_own_process(dtype, str(floats)) for dtype in (Q4_1, "bfloat16")}
         rates = measure(args, str(floats))
     figures: dict[str, Any] = {
         "model": "demo",
@@ -249,6 +288,7 @@ def main() -> None:
             for ours, theirs in RATIOS
             if {ours, theirs} <= rates.keys()
         },
+        "weights_held_mib": held,
         "load_average": round(os.getloadavg()[0], 1),
     }
     report("cpu", figures, args.save)

@@ -66,7 +66,7 @@ class ModelPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
-        return count_bytes(self._outline())
+        return count_bytes(self._outline(), on_card=self.placement.device.type == "cuda")
 
     @property
     def layer_bytes(self) -> int:

@@ -217,10 +217,15 @@ def fill_dummy(model: nn.Module, seed: int, device: torch.device) -> None:
     make_modules(model, fill)
 
 
-def count_bytes(model: nn.Module) -> int:
-    """Bytes of the finished weights of a model whose tensors are allocated, on meta too."""
+def count_bytes(model: nn.Module, *, on_card: bool = False) -> int:
+    """Bytes of the finished weights of a model whose tensors are allocated, on meta too.
+
+    Args:
+        model: whose weights are counted.
+        on_card: they are laid out for a card.
+    """
     quantized = sum(
-        module.matrix.num_bytes
+        module.matrix.card_bytes if on_card else module.matrix.num_bytes
         for module in model.modules()
         if isinstance(module, Linear | Vocabulary) and module.matrix is not None
     )

@@ -24,7 +24,7 @@ from nv_models.quantization.form import (
     random_words,
     stored,
 )
-from nv_models.quantization.grouped import group_axis, grouped_bytes, read_group_size
+from nv_models.quantization.grouped import CARD_ZEROS, group_axis, grouped_bytes, read_group_size
 from nv_models.quantization.ignored import is_ignored
 from nv_models.quantization.scheme import Scheme
 from nv_models.shard import Shard
@@ -66,6 +66,10 @@ class AWQForm(Form):
     def num_bytes(self, region: Region) -> int:
         """See `Form.num_bytes`."""
         return grouped_bytes(region, BITS, self.group_size, self.scale_dtype, torch.uint8)
+
+    def card_bytes(self, region: Region) -> int:
+        """See `Form.card_bytes`."""
+        return grouped_bytes(region, BITS, self.group_size, self.scale_dtype, CARD_ZEROS)
 
     def fill_dummy(
         self, values: Mapping[str, torch.Tensor], region: Region, generator: torch.Generator

@@ -180,6 +180,10 @@ class Form(ABC):
     def num_bytes(self, region: Region) -> int:
         """Bytes of the record of a region."""
 
+    def card_bytes(self, region: Region) -> int:
+        """Bytes of the record of a region as a card lays it out."""
+        return self.num_bytes(region)
+
     def beside(self, others: Sequence["Form | None"]) -> "Form":
         """The form of this matrix in a stack with others."""
         del others  # only blocks change beside those of another kind

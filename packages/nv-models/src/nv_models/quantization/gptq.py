@@ -28,6 +28,7 @@ from nv_models.quantization.form import (
     stored,
 )
 from nv_models.quantization.grouped import (
+    CARD_ZEROS,
     group_axis,
     grouped_bytes,
     read_group_size,
@@ -103,9 +104,17 @@ class GPTQForm(Form):
 
     def num_bytes(self, region: Region) -> int:
         """See `Form.num_bytes`."""
-        zeros = None if self.is_symmetric else torch.uint8
+        return self._bytes(region, torch.uint8)
+
+    def card_bytes(self, region: Region) -> int:
+        """See `Form.card_bytes`."""
+        return self._bytes(region, CARD_ZEROS)
+
+    def _bytes(self, region: Region, zeros: torch.dtype) -> int:
+        """Bytes with zero points of this type."""
+        offset = None if self.is_symmetric else zeros
         return grouped_bytes(
-            region, self.bits, self.group_size, self.scale_dtype, zeros, has_order=self.has_order
+            region, self.bits, self.group_size, self.scale_dtype, offset, has_order=self.has_order
         )
 
     def fill_dummy(

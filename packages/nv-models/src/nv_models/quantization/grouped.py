@@ -13,6 +13,9 @@ from nv_models.fields import size
 from nv_models.quantization.bits import pack_pairs
 from nv_models.quantization.form import Axis, Region
 
+CARD_ZEROS = torch.int16
+"""The type of zero points on a card; in a record they are uint8."""
+
 
 def read_group_size(config: Mapping[str, Any], *names: str) -> int | None:
     """The columns per scale; None: all of them, which files write as -1.

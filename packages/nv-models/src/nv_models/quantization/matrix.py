@@ -62,7 +62,15 @@ class LoadedMatrix:
     @property
     def num_bytes(self) -> int:
         """Bytes of the finished weight."""
-        sizes = [part.form.num_bytes(part.region) for part in self.parts if part.form]
+        return self._bytes([part.form.num_bytes(part.region) for part in self.parts if part.form])
+
+    @property
+    def card_bytes(self) -> int:
+        """Bytes of the finished weight as a card lays it out."""
+        return self._bytes([part.form.card_bytes(part.region) for part in self.parts if part.form])
+
+    def _bytes(self, sizes: Sequence[int]) -> int:
+        """The sum of the records' sizes, or bytes as floats where parts disagree."""
         first = self.parts[0].form
         if first and all(part.form and first.stacks_with(part.form) for part in self.parts):
             return sum(sizes)

@@ -1,0 +1,84 @@
+"""The planned bytes of a quantized model on a card are those that its layout takes there."""
+
+import json
+from dataclasses import replace
+
+import nv_kernels as nk
+import pytest
+import torch
+from nv_kernels.linear.triton.quantized_layout import lay_out_grouped
+from nv_models import plan_model
+from nv_models.layers.linear import Linear
+
+PACKERS = {
+    "awq": {"scheme": "awq"},
+    "gptq": {"scheme": "gptq"},
+    "gptq, 8 bits": {"scheme": "gptq", "bits": 8},
+    "gptq, symmetric": {"scheme": "gptq", "sym": True},
+}
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_zero_points_are_words_on_a_card(float_checkpoint, packed, tmp_path, name):
+    packer = packed.Packer(**PACKERS[name])
+    packed.write_packed(tmp_path / "model", float_checkpoint, {"_proj": packer}, packer.config())
+    on_card = plan_model(tmp_path / "model", device="cuda", dtype="float16").num_bytes
+    plan = plan_model(tmp_path / "model", device="cpu", dtype="float16")
+    arithmetic = replace(plan.placement.arithmetic, quantized=lambda record: record)
+    model = replace(plan, placement=replace(plan.placement, arithmetic=arithmetic)).load()
+    records = [module.weight for module in model.modules() if isinstance(module, Linear)]
+    assert all(isinstance(record, nk.Grouped) for record in records)
+    laid_out = [lay_out_grouped(record) for record in records]
+    more = beside_codes(laid_out) - beside_codes(records)
+    assert on_card - plan.num_bytes == more
+    assert (more > 0) == ("symmetric" not in name)
+
+
+def beside_codes(records):
+    """Bytes of scales and offsets."""
+    return sum(each.scale.nbytes + (each.offset.nbytes if each.offset is not None else 0)
+               for each in records)  # fmt: skip
+
+
+CONFIGS = {
+    "fp8 rows": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}),
+    "int8": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
+    "4 bits": (
+        "pack-quantized", {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128},
+    ),
+    "4 bits, zero points": (
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False},
+    ),
+}  # fmt: skip
+SIZES = {
+    "vocab_size": 2048,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 64,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_card_holds_what_was_planned(tmp_path, name):
+    file_format, weights = CONFIGS[name]
+    group = {"targets": ["Linear"], "format": file_format, "weights": weights}
+    if name in {"fp8 rows", "int8"}:
+        inputs = {"num_bits": 8, "type": weights["type"], "strategy": "token"}
+        group["input_activations"] = {"symmetric": True, "dynamic": True, **inputs}
+    scheme = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    config = {"architectures": ["Qwen3ForCausalLM"], **SIZES}
+    config["quantization_config"] = scheme | {"ignore": ["lm_head"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = plan_model(tmp_path, device="cuda", load_format="dummy")
+    before = torch.cuda.memory_allocated()
+    model = plan.load()
+    held = torch.cuda.memory_allocated() - before
+    assert 0.99 * plan.num_bytes < held < 1.01 * plan.num_bytes
+    del model
