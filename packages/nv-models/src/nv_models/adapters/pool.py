@@ -21,8 +21,8 @@ from nv_models.quantization.form import Region
 
 LEAST_RANK = 16
 """Columns of B are padded to so many: a dot on the tensor cores takes no fewer."""
-OPERAND = 8
-"""Values to which each matrix is aligned: 16 bytes of 16-bit values."""
+OPERAND = 16
+"""Values to which each matrix is aligned, so that kernels read 16 bytes at once."""
 WHY_NOT_EXPERTS = (
     "adapters of a mixture's experts or router are not computed: merge it (`merge_and_unload`)"
 )

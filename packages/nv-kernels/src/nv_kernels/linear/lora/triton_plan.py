@@ -19,6 +19,7 @@ from nv_kernels.linear.experts.routing import num_tiles
 from nv_kernels.linear.lora.plan import LoraPlan
 
 ELEMENTS = 8192  # of a program's [tokens, adapters] at once
+LEAST_TOKENS = 16
 
 
 @triton.jit(do_not_specialize=["num_tokens", "tiles"])
@@ -67,7 +68,8 @@ def lora_plan(
     places = torch.empty(tiles * tile, dtype=torch.int32, device=adapters.device)
     tile_adapters = torch.empty(tiles, dtype=torch.int32, device=adapters.device)
     block_s = next_power_of_2(num_adapters + 1)
-    tokens = min(next_power_of_2(num_tokens), max(ELEMENTS // block_s, 16))
+    most = max(ELEMENTS // block_s, LEAST_TOKENS)
+    tokens = min(max(next_power_of_2(num_tokens), LEAST_TOKENS), most)
     plan_kernel[(num_adapters + 1,)](
         adapters, places, tile_adapters, num_tokens, tiles, num_adapters, tile, tokens, block_s,
         num_warps=4, **dependent_launch(adapters),

@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from nv_kernels.launch.dependent import dependent_launch
-from nv_kernels.launch.sizes import cdiv
+from nv_kernels.launch.sizes import cdiv, next_power_of_2
 from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.linear.lora.plan import LOW
 
 if TYPE_CHECKING:
     from nv_kernels.linear.lora.plan import LoraPlan
@@ -25,6 +26,7 @@ MOST_ROWS = 64  # of A, per program
 PROGRAMS = 256  # that a launch should have
 MOST_SPLITS = 16
 INVARIANT_SPLITS = 4
+MANY_SPLITS = 2  # of steps with tiles of HIGH tokens
 FEW_BLOCK_K = 1024
 
 
@@ -103,10 +105,7 @@ def lora_shrink(x: torch.Tensor, a: torch.Tensor, plan: LoraPlan) -> torch.Tenso
     block_n = rows
     while block_n > MOST_ROWS or rows % block_n or block_n & (block_n - 1):
         block_n = next(n for n in (64, 32, 16) if n < block_n and rows % n == 0)
-    splits = INVARIANT_SPLITS
-    if not plan.is_batch_invariant:
-        programs = cdiv(tokens, plan.tile) * (rows // block_n)
-        splits = min(MOST_SPLITS, cdiv(PROGRAMS, max(programs, 1)), cdiv(columns, 2 * BLOCK_K))
+    splits = _splits(plan, tokens, rows // block_n, columns)
     span = cdiv(cdiv(columns, splits), BLOCK_K) * BLOCK_K
     splits = cdiv(columns, span)
     out = torch.empty(splits, tokens, rows, dtype=torch.float32, device=x.device)
@@ -117,6 +116,16 @@ def lora_shrink(x: torch.Tensor, a: torch.Tensor, plan: LoraPlan) -> torch.Tenso
         num_warps=4, **dependent_launch(x),
     )  # fmt: skip
     return out
+
+
+def _splits(plan: LoraPlan, tokens: int, blocks: int, columns: int) -> int:
+    """Programs along K: few values, as each is another kernel to compile."""
+    if plan.is_batch_invariant:
+        return INVARIANT_SPLITS
+    if plan.tile > LOW:
+        return MANY_SPLITS
+    programs = max(next_power_of_2(tokens) // LOW, 1) * blocks
+    return min(MOST_SPLITS, cdiv(PROGRAMS, programs), cdiv(columns, 2 * BLOCK_K))
 
 
 def shrink_few(
