@@ -60,6 +60,31 @@ def test_options_become_parameters(nv, engine, monkeypatch):
     ]
 
 
+def test_an_adapter_is_loaded_for_its_rank(nv, monkeypatch, tmp_path):
+    seen = []
+    start, generate = nv_api.llm.start, nv_api.LLM.generate
+    monkeypatch.setattr(nv_api.llm, "start", lambda m, o: seen.append(o) or start(m, o))
+
+    def note(self, prompts, params, lora_request=None):
+        seen.append(lora_request)
+        return generate(self, prompts, params)
+
+    monkeypatch.setattr(nv_api.LLM, "generate", note)
+    config = '{"peft_type": "LORA", "r": 8, "lora_alpha": 8, "rank_pattern": {"q_proj": 24}}'
+    (tmp_path / "adapter_config.json").write_text(config)
+    result = nv("generate", "ab", "--model", "m", "--lora", f"poet={tmp_path}")
+    assert result.exit_code == 0, result.stderr
+    assert (seen[0]["enable_lora"], seen[0]["max_lora_rank"]) == (True, 24)
+    assert (seen[1].lora_name, seen[1].lora_path) == ("poet", str(tmp_path))
+    for wrong, message in (
+        ("poet", "--lora is 'poet': it must be NAME=PATH"),
+        ("poet=/nowhere", "/nowhere is not a folder"),
+    ):
+        result = nv("generate", "ab", "--model", "m", "--lora", wrong)
+        assert result.exit_code == 1
+        assert message in result.stderr
+
+
 def test_the_demo_chats_as_its_authors_recommend(nv, monkeypatch):
     seen = []
     stream = nv_api.LLM.stream_chat

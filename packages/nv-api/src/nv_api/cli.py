@@ -22,7 +22,7 @@ from nv_api.repetition import repeated_end
 from nv_api.sentences import errors_as_sentences, extra, json_object, sentence
 
 if TYPE_CHECKING:
-    from nv_engine import SamplingParams
+    from nv_engine import LoRARequest, SamplingParams
 
     from nv_api.llm import LLM
 
@@ -94,12 +94,13 @@ class Settings:
 
     @contextmanager
     def start(
-        self, max_tokens: int, demo: dict[str, float]
+        self, max_tokens: int, demo: dict[str, float], lora: "LoRARequest | None" = None
     ) -> "Iterator[tuple[LLM, SamplingParams]]":
         """The loaded model and its sampling parameters; an error is one sentence and exit code 1.
 
         Options come first, then `demo` for the demo model, then the checkpoint's recommendation.
-        If no model was given, a sentence on stderr says that the demo model is used.
+        If no model was given, a sentence on stderr says that the demo model is used. With `lora`
+        the model has room for that adapter.
         """
         with errors_as_sentences():
             given = self._sampling(max_tokens, demo)
@@ -110,6 +111,8 @@ class Settings:
             model = DEMO if self.model is None else self.model
             asked = {name: getattr(self, name) for name in ENGINE_OPTIONS}
             changed = {n: value for n, value in asked.items() if value != getattr(Settings, n)}
+            if lora is not None:
+                changed |= {"enable_lora": True, "max_lora_rank": rank_of(lora)}
             with LLM(model, **changed) as llm:
                 yield llm, replace(llm.get_default_sampling_params(), **given)
 
@@ -162,10 +165,16 @@ def generate(
     *,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to complete.")],
     max_tokens: MaxTokens = 64,
+    lora: Annotated[
+        str | None, typer.Option(metavar="NAME=PATH", help="An adapter, as peft saves it.")
+    ] = None,
 ) -> None:
     """Complete each PROMPT and print it with its completion."""
-    with settings.start(max_tokens, DEMO_COMPLETION) as (llm, params):
-        completions = [output.outputs[0] for output in llm.generate(prompts, params)]
+    with errors_as_sentences():
+        adapter = None if lora is None else _adapter(lora)
+    with settings.start(max_tokens, DEMO_COMPLETION, adapter) as (llm, params):
+        outputs = llm.generate(prompts, params, lora_request=adapter)
+        completions = [output.outputs[0] for output in outputs]
         for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True), 1):
             if len(prompts) == 1:
                 typer.echo(prompt + completion.text)
@@ -176,6 +185,23 @@ def generate(
             raise RuntimeError(
                 f"{len(failed)} prompts failed on the device: {failed[0].stop_reason}"
             )
+
+
+def _adapter(text: str) -> "LoRARequest":
+    """The adapter of NAME=PATH."""
+    from nv_engine import LoRARequest  # noqa: PLC0415  # imports torch: seconds
+
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise ValueError(f"--lora is {text!r}: it must be NAME=PATH")
+    return LoRARequest(name, 1, path)
+
+
+def rank_of(lora: "LoRARequest") -> int:
+    """The largest rank of an adapter, by its config."""
+    from nv_models.adapters import largest_rank  # noqa: PLC0415  # imports torch: seconds
+
+    return largest_rank(lora.lora_path)
 
 
 @app.command()

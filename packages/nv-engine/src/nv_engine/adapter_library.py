@@ -8,8 +8,7 @@ import threading
 from pathlib import Path
 from queue import SimpleQueue
 
-from nv_models.adapters import AdapterFiles
-from nv_models.adapters.locate import resolve_adapter
+from nv_models.adapters import AdapterFiles, resolve_adapter
 
 from nv_engine.adapter import Adapter, AdapterSource
 from nv_engine.facts import AdapterFacts

@@ -45,7 +45,8 @@ INSTEAD = {
     "disable_fastapi_docs": "the schema is always at /openapi.json: block it in the proxy",
     "enable_force_include_usage": "send stream_options={'include_usage': true}",
     "enable_log_requests": "use --log-requests ids",
-    "lora_modules": "adapters are not there: merge it into the model's weights",
+    "lora_modules": "the server offers no adapters: use LLM or AsyncLLM, or merge one into the "
+    "model's weights",
     "middleware": "mount nv_api.server.make_app in an app of your own",
     "response_role": "answers have the role assistant",
     "tool_parser_plugin": "a parser is a file in nv_api/said and a line in its registry",

@@ -4,7 +4,15 @@ Never decides which adapter a token has, or which of them stay in the pool.
 """
 
 from nv_models.adapters.files import AdapterFiles
+from nv_models.adapters.locate import largest_rank, resolve_adapter
 from nv_models.adapters.pool import AdapterPool, adapter_rank
 from nv_models.adapters.targets import AdapterTargets
 
-__all__ = ["AdapterFiles", "AdapterPool", "AdapterTargets", "adapter_rank"]
+__all__ = [
+    "AdapterFiles",
+    "AdapterPool",
+    "AdapterTargets",
+    "adapter_rank",
+    "largest_rank",
+    "resolve_adapter",
+]

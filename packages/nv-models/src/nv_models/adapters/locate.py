@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nv_models.adapters.config import CONFIG
+from nv_models.adapters.config import CONFIG, read_adapter_config
 from nv_models.adapters.files import WEIGHTS
 from nv_models.locate import HUB_NAME
 from nv_models.missing import path_of
@@ -29,3 +29,9 @@ def resolve_adapter(name: str) -> Path:
     from nv_models.hub import download  # noqa: PLC0415  # it takes a while to import
 
     return download(name, None, [CONFIG, WEIGHTS])
+
+
+def largest_rank(name: str) -> int:
+    """The largest rank that an adapter's config names; raises as `resolve_adapter`."""
+    config = read_adapter_config(resolve_adapter(name))
+    return max([config.rank, *config.ranks.values()])
