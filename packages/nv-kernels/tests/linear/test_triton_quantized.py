@@ -14,9 +14,11 @@ from nv_kernels.launch.card import is_hopper
 from nv_kernels.linear.quantized import triton_tokens
 from nv_kernels.linear.quantized.tuned import (
     TUNED,
+    Groups,
     Library,
     Ring,
     Tile,
+    Warps,
     choose,
     invariant_tile,
     tile_for,
@@ -276,6 +278,13 @@ def in_order(partials):
     return total
 
 
+@outer_only
+def test_deterministic_mode_has_no_kernel_of_one_token():
+    laid = lay_out_grouped(grouped(128, 256, bits=4, group=128, offset=None))
+    x = torch.zeros(1, 256, dtype=BF16)
+    assert made.BatchInvariantTritonGrouped(laid)._fused(x) is None
+
+
 @on_device
 def test_a_record_that_no_kernel_takes_stays_itself():
     record = to_device(grouped(64, 144, bits=4, group=48))
@@ -329,6 +338,88 @@ def test_rings(tokens, trigger):
 
 @pytest.mark.gpu
 @card_only
+@pytest.mark.parametrize("scale", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("offset", [None, "zero points"])
+def test_one_token_in_the_forms_of_warps(offset, scale):
+    if not is_hopper(draw(1).to(DEVICE)) or gluon_module("quantized_few") is None:
+        pytest.skip("needs Gluon and Hopper")
+    module, x = gluon_module("quantized_few"), tokens_of(1, 3072)
+    record = to_device(grouped(512, 3072, bits=4, group=128, offset=offset))
+    record = replace(record, scale=record.scale.to(scale))
+    want, laid = record.product(x, in_fp64, None), lay_out_grouped(record)
+    residual = tokens_of(1, 512, seed=6)
+    for form in (Warps(1, 2, 2, 3), Warps(2, 1, 1, 6, 8), Warps(3, 2, 2, 1, 4, 3),
+                 Warps(2, 2, 1, 2, 4, trigger=1), Warps(1, 1, 3, 1, 8, trigger=3)):  # fmt: skip
+        assert module.grouped_few_fits(form, x, laid, gated=False)
+        assert error(summed(module.grouped_few(form, x, laid)), want) < 4e-3
+        if form.split_k == 1:
+            y = module.grouped_few(form, x, laid, residual=residual)
+            assert error(y, want + residual) < 4e-3
+        if form.split_k == 1 and form.units == 2 and form.groups < 3:
+            assert module.grouped_few_fits(form, x, laid, gated=True)
+            y = module.grouped_few(form, x, laid, gated=True)
+            assert error(y, gated(want)) < 8e-3
+
+
+@pytest.mark.gpu
+@card_only
+@pytest.mark.parametrize("partials", [0, 1, 3])
+def test_one_token_is_added_and_normed_in_its_product(partials):
+    record = to_device(grouped(4096, 4096, bits=4, group=128, offset=None))
+    weight, hidden = made.quantized_weight(record), tokens_of(1, 4096)
+    norm = RMS((1 + draw(4096, seed=3) / 9).to(BF16).to(DEVICE), 1e-6)
+    pending = draw(partials, 1, 4096, seed=7).to(DEVICE) if partials else None
+    normed, total = nk.normalise(nk.Stream(hidden, pending), norm)
+    want = record.product(normed, in_fp64, None)
+    out, after = weight.norm_linear(nk.Stream(hidden, pending), norm)
+    assert torch.equal(after.hidden, total.hidden)
+    assert after.pending is None
+    assert error(summed(out), want) < 5e-3
+    y, after = weight.norm_gated_linear(nk.Stream(hidden, pending), norm)
+    assert torch.equal(after.hidden, total.hidden)
+    assert error(y, gated(want)) < 1e-2
+
+
+@pytest.mark.gpu
+@card_only
+@pytest.mark.parametrize("tokens", [17, 64, 200])
+def test_forms_of_groups(tokens):
+    if not is_hopper(draw(1).to(DEVICE)) or gluon_module("quantized_many") is None:
+        pytest.skip("needs Gluon and Hopper")
+    few, many = gluon_module("quantized_many"), gluon_module("quantized_codes_many")
+    x = tokens_of(tokens, 3072)
+    block_m = 32 if tokens == 17 else 64
+    forms = [Groups(block_m, 3, 1), Groups(block_m, 2, 6, 3, 1, trigger=1), Groups(128, 3, 2, 4, 1),
+             Groups(128, 2, 1, 4, 4, trigger=3), Groups(block_m, 2, 4, registers=136)]  # fmt: skip
+    for offset, scale in ((None, torch.bfloat16), ("zero points", torch.float16)):
+        record = to_device(grouped(768, 3072, bits=4, group=128, offset=offset))
+        record = replace(record, scale=record.scale.to(scale))
+        want, laid = record.product(x, in_fp64, None), lay_out_grouped(record)
+        for form in forms:
+            assert few.grouped_many_fits(form, x, laid, gated=False)
+            y = few.grouped_many(form, x, laid)
+            assert error(summed(y), want) < 4e-3
+            assert torch.equal(y, few.grouped_many(form, x, laid))
+            if form.split_k == 1:
+                y = few.grouped_many(form, x, laid, gated=True)
+                assert error(y, gated(want)) < 8e-3
+    for make in BY_CODES.values():
+        record = to_device(make(768, 3072))
+        weight, want = made.quantized_weight(record), record.product(x, in_fp64, None)
+        codes, scales = weight._quantized(x)
+        tensors = codes, scales, weight.codes, weight.scale
+        for form in forms:
+            assert many.codes_many_fits(form, codes, weight.codes, gated=False)
+            y = many.codes_many(form, *tensors, dtype=BF16)
+            assert error(summed(y), want) < 4e-3
+            assert torch.equal(y, many.codes_many(form, *tensors, dtype=BF16))
+            if form.split_k == 1:
+                y = many.codes_many(form, *tensors, dtype=BF16, gated=True)
+                assert error(y, gated(want)) < 8e-3
+
+
+@pytest.mark.gpu
+@card_only
 @pytest.mark.parametrize("tokens", [1, 16, 64, 256, 1001])
 def test_every_tuned_shape(tokens):
     shapes = {(rows, columns, is_gated) for _, _, _, rows, columns, is_gated in TUNED}
@@ -342,12 +433,20 @@ def test_every_tuned_shape(tokens):
 
 
 def test_forms_by_rule():
-    assert choose("4 bits", 1, 5120, 5120) == Ring(8, 4)
+    assert choose("4 bits", 2, 5120, 5120) == Ring(8, 4)
+    assert choose("4 bits", 1, 5120, 5120) == Warps(1, 2, 1, 5, split_k=2)
+    assert choose("4 bits", 1, 2 * 14336, 4096, gated=True) == Warps(2, 2, 2, 2)
+    assert choose("4 bits", 1, 2560, 9728) == Ring(8, 4)
     assert choose("fp8 blocks", 30, 5120, 5120) == Ring(32, 4, 6)
     assert choose("int8", 50, 2 * 17408, 5120, gated=True) == Ring(64, 1)
     assert choose("8 bits", 100, 5120, 5120) == Tile(128, 128, 4, 3, 8)
     assert choose("4 bits", 1001, 5120, 5120) == Library()
     assert choose("fp8", 65, 5120, 5120) == Library()
+    assert choose("4 bits", 100, 5120, 5120) == Groups(128, 2, 2)
+    assert choose("4 bits", 100, 2 * 17408, 5120, gated=True) == Groups(128, 2, 1)
+    assert choose("4 bits", 100, 5120 + 16, 5120) == Tile(128, 128, 4, 3, 8)
+    assert choose("4 bits", 40, 12288, 2048, gated=True) == Groups(64, 3, 1)
+    assert choose("fp8 blocks", 40, 7168, 5120) == Groups(64, 2, 2)
     assert choose("int8", 65, 5120, 5120) == Tile(128, 128, 1, 3, 8, swap=False)
     assert tile_for(Ring(8, 4), 3) == Tile(16, 64, 4, 4, 4)
     assert invariant_tile(1024, 4096).split_k == 8
@@ -499,6 +598,80 @@ def compile_ring(form, dtype, rows, columns, is_gated, other):
                      "W_BLOCKS": other},
         90, divisible=("x_scale", "w_scale", "out", "N"), num_warps=4,
     )  # fmt: skip
+
+
+TUNED_WARPS = {(replace(form, trigger=2), key[3:]) for key, form in TUNED.items()
+               if isinstance(form, Warps)}  # fmt: skip
+
+
+@outer_only
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(("form", "shape"), sorted(TUNED_WARPS, key=repr))
+def test_forms_of_warps_compile_ahead_of_time(form, shape, has_zeros):
+    rows, columns, is_gated = shape
+    module = pytest.importorskip("nv_kernels.linear.triton.quantized_few")
+    is_whole = form.split_k == 1
+    compiled = compile_for(
+        module.grouped_few_kernel,
+        {"x": "*bf16", "codes": "*i32", "scale": "*bf16", "zeros": "*bf16", "residual": "*bf16",
+         "norm_weight": "*bf16", "out": "*bf16" if is_whole else "*fp32", "total": "*bf16",
+         "eps": "fp32", "N": "i32"},
+        {"K": columns, "COLUMNS": columns // form.split_k, "GROUP": 128, "WARPS": form.warps,
+         "GROUPS": form.groups, "UNITS": form.units, "CHUNKS": form.chunks, "DEPTH": form.depth,
+         "PARTIALS": 0, "GATED": is_gated, "ZEROS": has_zeros,
+         "NORM": is_whole and rows != 4096, "RESIDUAL": is_whole and rows == 4096,
+         "TRIGGER": form.trigger},
+        90, divisible=("x", "codes", "scale", "zeros", "residual", "norm_weight", "out", "N"),
+        num_warps=form.warps, maxnreg=form.registers if has_zeros else None,
+    )  # fmt: skip
+    assert_fits(compiled, 90)
+    before, after = compiled.ptx.split("griddepcontrol.wait", 1)
+    assert "v4.b32" in before
+    assert "mma.sync" in after
+
+
+TUNED_GROUPS = {(key[0], replace(form, trigger=2), key[4], key[5]) for key, form in TUNED.items()
+                if isinstance(form, Groups)}  # fmt: skip
+
+
+@outer_only
+@pytest.mark.parametrize(("record", "form", "columns", "is_gated"), sorted(TUNED_GROUPS, key=repr))
+def test_forms_of_groups_compile_ahead_of_time(record, form, columns, is_gated):
+    pytest.importorskip("nv_kernels.linear.triton.slab")
+    describe = gluon_module("slab").describe
+    dtype = {"4 bits": torch.bfloat16, "int8": torch.int8}.get(record, torch.float8_e4m3fn)
+    x = torch.empty(form.block_m, columns, dtype=torch.int8 if dtype.itemsize == 1 else dtype)
+    x = x.view(dtype)
+    types = {"out": "*fp32" if form.split_k > 1 else "*bf16", "M": "i32", "N": "i32"}
+    constants = {"K": columns, "COLUMNS": columns // form.split_k, "BLOCK_M": form.block_m,
+                 "GROUPS": form.groups, "GATED": is_gated, "STAGES": form.stages,
+                 "TRIGGER": form.trigger, "REGISTERS": form.group_registers}  # fmt: skip
+    if record == "4 bits":
+        module = gluon_module("quantized_many")
+        halves = x.view(-1, columns // 64, 64).transpose(0, 1)
+        compiled = compile_for(
+            module.grouped_many_kernel,
+            types | {"x_desc": describe(halves, [2, form.block_m, 64]), "codes": "*i32",
+                     "scale": "*bf16", "zeros": "*u16"},
+            constants | {"GROUP": 128, "ZEROS": False, "TURNS": form.turns,
+                         "DEPTH": module.depth_of(form, columns // form.split_k)},
+            90, divisible=("codes", "scale", "zeros", "out", "N"), num_warps=4,
+            maxnreg=form.registers,
+        )  # fmt: skip
+    else:
+        halves = 2 if is_gated else 1
+        weight = torch.empty(halves, 128, columns, dtype=torch.int8).view(dtype)
+        has_blocks = record == "fp8 blocks"
+        compiled = compile_for(
+            gluon_module("quantized_codes_many").codes_many_kernel,
+            types | {"x_desc": describe(x[None], [1, form.block_m, 128]),
+                     "w_desc": describe(weight, [halves, 64 // halves, 128]),
+                     "x_scale": "*fp32", "w_scale": "*fp32"},
+            constants | {"X_GROUPS": columns // 128 if has_blocks else 1, "W_BLOCKS": has_blocks},
+            90, divisible=("x_scale", "w_scale", "out", "N"), num_warps=4, maxnreg=form.registers,
+        )  # fmt: skip
+    assert_fits(compiled, 90)
+    assert "wgmma.mma_async" in compiled.ptx
 
 
 @outer_only

@@ -2,7 +2,8 @@
 
 Owns a table measured on an H200 (benchmarks/quantized_linear.py) and a rule for other shapes, as
 `nv_kernels.linear.tuned` does for floats. A product of few tokens should have about three programs
-per processor, all in flight at once: an empty third is a third of the time.
+per processor, all in flight at once: an empty third is a third of the time. From 17 tokens on one
+program per processor can be faster, whose groups of warps share the tokens that it loads.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from nv_kernels.linear.tuned import PROCESSORS, Library
 
 CHUNK = 128  # columns of a step of the kernels
 PROGRAMS = 3 * PROCESSORS
+GATED_ROWS = 384  # of gate and up, for three groups of 64 rows
 FEW_TOKENS = 64
+LOADING = 40  # registers per thread of a warp that only loads
 TILE_TOKENS = 1000  # above it, writing the whole matrix costs less than a tenth of its product
 
 
@@ -66,32 +69,102 @@ class Ring:
     trigger: int = 2
 
 
-Form = Tile | Ring | Library
+@dataclass(frozen=True)
+class Warps:
+    """Gluon, 4 bits, one token: each warp has its own columns and all rows of the program.
+
+    Attributes:
+        groups: groups of rows per program, one after the other.
+        units: units of 16 rows per group; 2 (gate and up) where gated.
+        chunks: chunks of 128 columns per step.
+        depth: steps in registers; it divides the steps of a group, or they divide it.
+        warps: warps per program, 4 or 8.
+        split_k: programs along K; each stores fp32 partials.
+        trigger: as for Tile.
+    """
+
+    groups: int
+    units: int
+    chunks: int
+    depth: int
+    warps: int = 4
+    split_k: int = 1
+    trigger: int = 2
+
+    @property
+    def registers(self) -> int | None:
+        """The most per thread with zero points: three programs should run at once, if they can."""
+        few = self.warps == 4 and self.units * self.chunks * self.depth <= 8
+        return 168 if few else None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Gluon: a warp loads, and groups of four warps multiply 64 weight rows each.
+
+    Attributes:
+        block_m: tokens per program: 8 to 128, a power of 2.
+        groups: 2 or 3.
+        split_k: programs along K; each stores fp32 partials.
+        stages: chunks in flight in shared memory.
+        depth: chunks of the weight in registers (4 bits).
+        trigger: as for Tile.
+        registers: per thread; fewer let the next kernel's programs start beside these.
+        turns: the groups multiply in turn, so that others unpack meanwhile (4 bits).
+    """
+
+    block_m: int
+    groups: int
+    split_k: int
+    stages: int = 4
+    depth: int = 2
+    trigger: int = 2
+    registers: int = 0
+    turns: bool = False
+
+    def __post_init__(self) -> None:
+        """Take all registers of a processor by default."""
+        if not self.registers:
+            object.__setattr__(self, "registers", 128 if self.groups == 3 else 168)
+
+    @property
+    def group_registers(self) -> int:
+        """Registers per thread of a group that multiplies; the loading warp leaves them its own."""
+        warps = 4 * (self.groups + 1)
+        return (self.registers * warps - 4 * LOADING) // (4 * self.groups) // 8 * 8
+
+
+GluonForm = Ring | Warps | Groups
+Form = Tile | GluonForm | Library
 
 # (record, least tokens, most tokens, weight rows, columns, gated): form
 TUNED: dict[tuple[str, int, int, int, int, bool], Form] = {
     # Qwen3-8B, 4 bits: qkv, o, gate_up, down
-    ("4 bits", 1, 8, 6144, 4096, False): Ring(8, 4, 4, 8),
-    ("4 bits", 1, 8, 4096, 4096, False): Ring(8, 8, 4, 4),
-    ("4 bits", 1, 8, 24576, 4096, True): Ring(8, 1, 4, 4, trigger=3),
-    ("4 bits", 1, 8, 4096, 12288, False): Ring(8, 8, 4, 4),
+    ("4 bits", 1, 1, 6144, 4096, False): Warps(1, 1, 4, 2),
+    ("4 bits", 1, 1, 4096, 4096, False): Warps(1, 2, 2, 2, 8),
+    ("4 bits", 1, 1, 24576, 4096, True): Warps(2, 2, 2, 2, trigger=1),
+    ("4 bits", 1, 1, 4096, 12288, False): Warps(1, 2, 2, 2, split_k=6),
+    ("4 bits", 2, 8, 6144, 4096, False): Ring(8, 4, 4, 8),
+    ("4 bits", 2, 8, 4096, 4096, False): Ring(8, 8, 4, 4),
+    ("4 bits", 2, 8, 24576, 4096, True): Ring(8, 1, 4, 4, trigger=3),
+    ("4 bits", 2, 8, 4096, 12288, False): Ring(8, 8, 4, 4),
     ("4 bits", 9, 16, 6144, 4096, False): Ring(16, 4, 4, 4),
     ("4 bits", 9, 16, 4096, 4096, False): Ring(16, 8, 4, 4),
     ("4 bits", 9, 16, 24576, 4096, True): Ring(16, 1, 4, 4),
     ("4 bits", 9, 16, 4096, 12288, False): Ring(16, 6, 4, 4),
     ("4 bits", 17, 32, 6144, 4096, False): Ring(32, 4, 3, 2),
     ("4 bits", 17, 32, 4096, 4096, False): Ring(32, 4, 4, 4),
-    ("4 bits", 17, 32, 24576, 4096, True): Ring(32, 1, 3, 2),
-    ("4 bits", 17, 32, 4096, 12288, False): Ring(32, 4, 4, 4),
+    ("4 bits", 17, 32, 24576, 4096, True): Groups(32, 3, 1, 4, 4),
+    ("4 bits", 17, 32, 4096, 12288, False): Groups(32, 2, 8, 4, 3, registers=80),
     ("4 bits", 33, 64, 6144, 4096, False): Ring(64, 4, 3, 2),
     ("4 bits", 33, 64, 4096, 4096, False): Ring(64, 4, 4, 4),
-    ("4 bits", 33, 64, 24576, 4096, True): Ring(64, 1, 3, 2),
+    ("4 bits", 33, 64, 24576, 4096, True): Groups(64, 3, 1, 4, 2, registers=112),
     ("4 bits", 33, 64, 4096, 12288, False): Ring(64, 4, 4, 4),
-    ("4 bits", 65, 1000, 6144, 4096, False): Library(),
-    ("4 bits", 65, 1000, 4096, 4096, False): Tile(128, 128, 4, 3, 8),
-    ("4 bits", 65, 1000, 24576, 4096, True): Tile(128, 128, 1, 3, 8),
-    ("4 bits", 65, 1000, 4096, 12288, False): Library(),
-    # Qwen3-8B, e4m3 (and to 64 tokens int8): qkv, o, gate_up, down
+    ("4 bits", 65, 1000, 6144, 4096, False): Groups(128, 3, 2, 5, 2),
+    ("4 bits", 65, 1000, 4096, 4096, False): Groups(128, 2, 2, 5, 4),
+    ("4 bits", 65, 1000, 24576, 4096, True): Groups(128, 3, 1, 4, 1, turns=True),
+    ("4 bits", 65, 1000, 4096, 12288, False): Groups(128, 2, 2, 5, 4),
+    # Qwen3-8B, e4m3 (and to 64 tokens scales of blocks and int8): qkv, o, gate_up, down
     ("fp8", 1, 8, 6144, 4096, False): Ring(8, 4, 6),
     ("fp8", 1, 8, 4096, 4096, False): Ring(8, 8, 6),
     ("fp8", 1, 8, 24576, 4096, True): Ring(8, 1, 6, trigger=3),
@@ -105,16 +178,25 @@ TUNED: dict[tuple[str, int, int, int, int, bool], Form] = {
     ("fp8", 17, 32, 24576, 4096, True): Ring(32, 1, 4),
     ("fp8", 17, 32, 4096, 12288, False): Ring(32, 4, 6),
     ("fp8", 33, 64, 6144, 4096, False): Ring(64, 2, 6),
-    ("fp8", 33, 64, 4096, 4096, False): Ring(64, 4, 6),
-    ("fp8", 33, 64, 24576, 4096, True): Ring(64, 1, 4),
+    ("fp8", 33, 64, 4096, 4096, False): Groups(64, 2, 4, 6, registers=112),
+    ("fp8", 33, 64, 24576, 4096, True): Groups(64, 3, 1, 4),
     ("fp8", 33, 64, 4096, 12288, False): Ring(64, 4, 6),
-    ("fp8", 65, 1000, 4096, 4096, False): Tile(128, 128, 2, 4, 8, swap=False),
-    ("fp8", 65, 1000, 4096, 12288, False): Tile(128, 128, 2, 4, 8, swap=False),
+    ("fp8", 65, 1000, 4096, 4096, False): Groups(64, 2, 1, 6),
+    ("fp8", 65, 1000, 4096, 12288, False): Groups(128, 2, 2, 5),
+    # Qwen3-8B, e4m3 with scales of blocks: qkv, o, gate_up, down
+    ("fp8 blocks", 33, 64, 6144, 4096, False): Groups(64, 3, 4, 6, registers=112),
+    ("fp8 blocks", 33, 64, 4096, 4096, False): Groups(64, 2, 4, 6, registers=112),
+    ("fp8 blocks", 33, 64, 24576, 4096, True): Groups(64, 3, 1, 5, registers=112),
+    ("fp8 blocks", 33, 64, 4096, 12288, False): Groups(64, 2, 4, 8, registers=112),
+    ("fp8 blocks", 65, 256, 4096, 4096, False): Groups(128, 2, 2, 5),
+    ("fp8 blocks", 65, 256, 4096, 12288, False): Groups(128, 2, 2, 5),
     # Qwen3-8B, int8: qkv, o, gate_up, down
-    ("int8", 65, 1000, 6144, 4096, False): Tile(128, 128, 1, 4, 8, swap=False),
-    ("int8", 65, 1000, 4096, 4096, False): Tile(128, 64, 1, 5, 4, swap=False),
+    ("int8", 33, 64, 4096, 4096, False): Ring(64, 4, 6),
+    ("int8", 33, 64, 24576, 4096, True): Groups(64, 3, 1, 5),
+    ("int8", 65, 1000, 6144, 4096, False): Groups(64, 3, 1, 6),
+    ("int8", 65, 1000, 4096, 4096, False): Groups(64, 2, 1, 6),
     ("int8", 65, 1000, 24576, 4096, True): Tile(128, 128, 1, 3, 8, swap=False),
-    ("int8", 65, 1000, 4096, 12288, False): Tile(128, 128, 2, 4, 8, swap=False),
+    ("int8", 65, 1000, 4096, 12288, False): Groups(128, 2, 2, 5),
 }
 INVARIANT = Tile(64, 128, 8, 3, 4)  # split_k is the most: few columns are split less
 INVARIANT_COLUMNS = 512  # least columns of a part
@@ -131,28 +213,79 @@ def choose(record: str, num_tokens: int, rows: int, columns: int, gated: bool = 
         gated: the product ends in silu(gate) * up.
 
     Returns:
-        The measured form, or one by rule: Ring up to 64 tokens, then Tile, then Library.
+        The measured form, or one by rule.
     """
     few = num_tokens <= FEW_TOKENS
-    if few and record in ("fp8 blocks", "int8"):
-        record = "fp8"  # the bytes decide
-    for (name, least, most, *shape), form in TUNED.items():
-        if name == record and least <= num_tokens <= most and shape == [rows, columns, gated]:
-            return form
+    is_like_fp8 = few and record in ("fp8 blocks", "int8")  # the bytes decide, mostly
+    for name in (record, "fp8") if is_like_fp8 else (record,):
+        for (tuned, least, most, *shape), form in TUNED.items():
+            if tuned == name and least <= num_tokens <= most and shape == [rows, columns, gated]:
+                return form
     if not few:
-        return many_tokens(record, num_tokens, rows, gated)
+        return many_tokens(record, num_tokens, rows, columns, gated)
+    warps = one_token(rows, columns, gated) if (record, num_tokens) == ("4 bits", 1) else None
+    if warps is not None:
+        return warps
+    if record == "fp8 blocks" or (record == "4 bits" and gated and rows % GATED_ROWS == 0):
+        groups = in_groups(num_tokens, rows, columns, gated) if num_tokens > 32 else None
+        if groups is not None:
+            return groups
     block_m = next(size for size in (8, 16, 32, 64) if size >= num_tokens)
-    stages = 6 if block_m < FEW_TOKENS and record == "fp8" else 4
+    stages = 6 if block_m < FEW_TOKENS and (record == "fp8" or is_like_fp8) else 4
     return Ring(block_m, 1 if gated else _splits(rows, columns), stages)
 
 
-def many_tokens(record: str, num_tokens: int, rows: int, gated: bool) -> Form:
+def one_token(rows: int, columns: int, gated: bool) -> Warps | None:
+    """Choose by rule for one token and codes of 4 bits; None where no form has enough in flight.
+
+    Each of 4 warps should have 8 chunks of its columns, of 32 rows, in registers.
+
+    Args:
+        rows: N.
+        columns: K.
+        gated: as for `choose`.
+    """
+    parts, rest = divmod(columns, 4 * CHUNK)
+    if rest or rows % 64:
+        return None
+    splits = 1 if gated else next(n for n in range(1, parts + 1) if parts % n == 0 > parts // n - 9)
+    share, programs = parts // splits, rows // 32 * splits
+    groups = 2 if gated and programs > PROGRAMS else 1
+    most = 8 if groups == 1 else 5  # so that three programs run at once
+    held = max((n, c) for c in (1, 2) for n in range(1, most + 1) if share % n == 0 == n % c)
+    is_filled = programs >= PROCESSORS // 2 and (gated or programs <= 2 * PROGRAMS)
+    if held[0] < 4 or not is_filled:
+        return None
+    return Warps(groups, 2, held[1], held[0] // held[1], split_k=splits)
+
+
+def in_groups(num_tokens: int, rows: int, columns: int, gated: bool) -> Groups | None:
+    """Choose by rule a program per processor; None where the rows do not divide.
+
+    Args:
+        num_tokens: T, more than 32.
+        rows: N.
+        columns: K.
+        gated: as for `choose`.
+    """
+    groups = 3 if rows % (GATED_ROWS if gated else GATED_ROWS // 2) == 0 else 2
+    if rows % (64 * groups * (2 if gated else 1)):
+        return None
+    block_m = 64 if num_tokens <= FEW_TOKENS else 128
+    tiles = -(-num_tokens // block_m) * (rows // (64 * groups))
+    chunks = columns // CHUNK
+    fitting = [n for n in range(1, 9) if chunks % n == 0 and tiles * n <= PROCESSORS]
+    return Groups(block_m, groups, 1 if gated else max(fitting, default=1))
+
+
+def many_tokens(record: str, num_tokens: int, rows: int, columns: int, gated: bool) -> Form:
     """Choose by rule for more than 64 tokens.
 
     Args:
         record: as for `choose`.
         num_tokens: T.
         rows: N.
+        columns: K.
         gated: as for `choose`.
     """
     if record in ("fp8", "fp8 blocks"):
@@ -161,6 +294,9 @@ def many_tokens(record: str, num_tokens: int, rows: int, gated: bool) -> Form:
         return Tile(128, 128, 1, 3, 8, swap=False)
     if num_tokens > TILE_TOKENS:
         return Library()
+    groups = in_groups(num_tokens, rows, columns, gated) if record == "4 bits" else None
+    if groups is not None:
+        return groups
     tiles = -(-num_tokens // 128) * -(-rows // 128)
     split_k = 1 if gated else max(1, min(4, 2 * PROCESSORS // tiles))
     return Tile(128, 128, split_k, 3, 8)
@@ -168,8 +304,9 @@ def many_tokens(record: str, num_tokens: int, rows: int, gated: bool) -> Form:
 
 def tile_for(form: Form, num_tokens: int) -> Tile:
     """Return a form that every card and shape can run, in place of one that does not fit."""
-    if isinstance(form, Ring):
-        return Tile(max(16, form.block_m), 64, form.split_k, 4, 4)
+    if num_tokens <= FEW_TOKENS and not isinstance(form, Library):
+        size = next(size for size in (16, 32, 64) if size >= num_tokens)
+        return Tile(size, 64, form.split_k, 4, 4)
     return Tile(128 if num_tokens > FEW_TOKENS else 64, 128, 1, 3, 8, swap=False)
 
 

@@ -8,7 +8,7 @@ library.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -28,16 +28,25 @@ from nv_kernels.linear.quantized.triton_tokens import (
 )
 from nv_kernels.linear.quantized.tuned import (
     Form,
-    Ring,
+    GluonForm,
     Tile,
+    Warps,
     choose,
     invariant_tile,
     tile_for,
 )
 from nv_kernels.linear.quantized.weight import BatchInvariantQuantized
 from nv_kernels.linear.stream import Stream, normalise
-from nv_kernels.linear.triton.product import gated_linear, gluon_module, library_product
+from nv_kernels.linear.triton.product import gated_linear, library_product
 from nv_kernels.linear.triton.quantized_codes import codes_product
+from nv_kernels.linear.triton.quantized_forms import (
+    added_product,
+    codes_fit,
+    gluon_codes_product,
+    grouped_fits,
+    grouped_product,
+    normed_product,
+)
 from nv_kernels.linear.triton.quantized_grouped import dequantize, grouped
 from nv_kernels.linear.triton.quantized_layout import LaidOut, fits, lay_out_fp8, lay_out_grouped
 from nv_kernels.linear.tuned import Library
@@ -87,8 +96,8 @@ class TritonGrouped(Weight):
         form = self._form(x, gated=True)
         if isinstance(form, Library):
             return gated_linear(x, dequantize(self.laid, x.dtype))
-        if isinstance(form, Ring):
-            return _slab(self.laid, form, x, gated=True)
+        if isinstance(form, GluonForm):
+            return grouped_product(form, x, self.laid, gated=True)
         return grouped(form, x, self.laid, gated=True)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -103,18 +112,42 @@ class TritonGrouped(Weight):
         rank_sum: RankSum | None = None,
     ) -> Stream:
         """See `Weight.linear_add`."""
-        if rank_sum is None and bias is None and isinstance(self._form(x), Library):
+        if rank_sum is not None or bias is not None:
+            return super().linear_add(x, stream, bias, rank_sum)
+        if isinstance(self._form(x), Library):
             values = dequantize(self.laid, x.dtype)
             return Stream(stream.hidden.addmm_(self._ordered(x), values.t()))  # in place
-        return super().linear_add(x, stream, bias, rank_sum)
+        form = self._fused(x)
+        hidden = stream.hidden
+        if form is None or hidden.dtype != x.dtype or not hidden.is_contiguous():
+            return super().linear_add(x, stream)
+        return Stream(added_product(form, x, self.laid, hidden))
+
+    def norm_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `Weight.norm_linear`."""
+        form = self._fused(stream.hidden)
+        if form is None or bias is not None or not _adds(stream):
+            return super().norm_linear(stream, norm, bias)
+        return normed_product(form, stream, norm, self.laid, gated=False)
+
+    def norm_gated_linear(
+        self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Stream]:
+        """See `Weight.norm_gated_linear`."""
+        form = None if self.laid.num_rows % 64 else self._fused(stream.hidden, gated=True)
+        if form is None or bias is not None or not _adds(stream):
+            return super().norm_gated_linear(stream, norm, bias)
+        return normed_product(form, stream, norm, self.laid, gated=True)
 
     def _product(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Multiply without a bias: [T, N], or partials."""
         form = self._form(x)
         if isinstance(form, Library):
             return library_product(x, dequantize(self.laid, x.dtype), dtype or x.dtype)
-        if isinstance(form, Ring):
-            return _slab(self.laid, form, x, dtype=dtype)
+        if isinstance(form, GluonForm):
+            return grouped_product(form, x, self.laid, dtype=dtype)
         return grouped(form, x, self.laid, dtype=dtype)
 
     def _ordered(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,24 +159,25 @@ class TritonGrouped(Weight):
         laid = self.laid
         record = "4 bits" if laid.kind == "4" else "8 bits"
         form = choose(record, x.shape[0], laid.num_rows, laid.num_columns, gated)
-        if isinstance(form, Ring):
-            module = gluon_module("quantized_slab") if is_hopper(x) else None
-            if module is None or not module.grouped_slab_fits(form, x, laid, gated=gated):
-                return tile_for(form, x.shape[0])
+        if isinstance(form, GluonForm) and not grouped_fits(form, x, laid, gated=gated):
+            return tile_for(form, x.shape[0])
         return form
 
+    def _fused(self, x: torch.Tensor, *, gated: bool = False) -> Warps | None:
+        """Return the form of one token whose kernel norms x and adds the residual, or None."""
+        if x.shape[0] != 1 or self.laid.order is not None:
+            return None
+        form = self._form(x, gated=gated)  # contiguous, or it has another form
+        return form if isinstance(form, Warps) and form.split_k == 1 else None
 
-def _slab(
-    laid: LaidOut,
-    form: Ring,
-    x: torch.Tensor,
-    *,
-    gated: bool = False,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    module = gluon_module("quantized_slab")
-    assert module is not None
-    return cast("torch.Tensor", module.grouped_slab(form, x, laid, gated=gated, dtype=dtype))
+
+def _adds(stream: Stream) -> bool:
+    """Whether the kernel of one token can add what is pending: nothing, or fp32 partials."""
+    pending = stream.pending
+    if pending is None:
+        return True
+    is_partials = pending.dim() == 3 and pending.dtype == torch.float32
+    return stream.peers is None and is_partials and pending.is_contiguous()
 
 
 @dataclass(frozen=True)
@@ -177,6 +211,9 @@ class BatchInvariantTritonGrouped(TritonGrouped):
     ) -> Stream:
         """See `Weight.linear_add`."""
         return self.linear_pending(x, stream, bias, rank_sum)
+
+    def _fused(self, x: torch.Tensor, *, gated: bool = False) -> None:
+        """No kernel of one token: it would add in another order."""
 
     @property
     def _tile(self) -> Tile:
@@ -267,9 +304,10 @@ class TritonCodes(Weight):
         form = self._form(codes, dtype)
         if isinstance(form, Library):
             return self._library(codes, scales)
-        if isinstance(form, Ring):
-            return self._slab(form, codes, scales, dtype)
-        return codes_product(form, codes, scales, self.codes, self.scale, dtype=dtype)
+        tensors = codes, scales, self.codes, self.scale
+        if isinstance(form, GluonForm):
+            return gluon_codes_product(form, *tensors, dtype=dtype)
+        return codes_product(form, *tensors, dtype=dtype)
 
     def _gated(self, codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Multiply codes by gate and up, and gate."""
@@ -278,25 +316,10 @@ class TritonCodes(Weight):
         form = self._form(codes, dtype, gated=True)
         if isinstance(form, Library):
             return silu_and_mul(self._library(codes, scales))
-        if isinstance(form, Ring):
-            return self._slab(form, codes, scales, dtype, gated=True)
-        return codes_product(form, codes, scales, self.codes, self.scale, dtype=dtype, gated=True)
-
-    def _slab(
-        self,
-        form: Ring,
-        codes: torch.Tensor,
-        scales: torch.Tensor,
-        dtype: torch.dtype,
-        *,
-        gated: bool = False,
-    ) -> torch.Tensor:
-        module = gluon_module("quantized_codes_slab")
-        assert module is not None
-        out = module.codes_slab(
-            form, codes, scales, self.codes, self.scale, dtype=dtype, gated=gated
-        )
-        return cast("torch.Tensor", out)
+        tensors = codes, scales, self.codes, self.scale
+        if isinstance(form, GluonForm):
+            return gluon_codes_product(form, *tensors, dtype=dtype, gated=True)
+        return codes_product(form, *tensors, dtype=dtype, gated=True)
 
     def _form(self, codes: torch.Tensor, dtype: torch.dtype, *, gated: bool = False) -> Form:
         """Choose a form that runs here."""
@@ -305,10 +328,8 @@ class TritonCodes(Weight):
         if self.scale.dim() == 2 or self.inputs == "block":
             record = "fp8 blocks"
         form = choose(record, codes.shape[0], rows, columns, gated)
-        if isinstance(form, Ring):
-            module = gluon_module("quantized_codes_slab") if is_hopper(codes) else None
-            if module is None or not module.codes_slab_fits(form, codes, self.codes, gated=gated):
-                return tile_for(form, codes.shape[0])
+        if isinstance(form, GluonForm) and not codes_fit(form, codes, self.codes, gated=gated):
+            return tile_for(form, codes.shape[0])
         if isinstance(form, Library) and not self._library_fits(codes, dtype):
             return tile_for(form, codes.shape[0])
         return form
