@@ -63,8 +63,10 @@ def alone(checkpoint, requests, **options):
         return found
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16", "fp8 cache"])
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "fp8 cache", "fp8 weights"])
 def mode(request):
+    if request.param == "fp8 weights":
+        return {"dtype": "bfloat16", "quantization": "fp8", "deterministic": True}
     if request.param == "fp8 cache":
         return {"dtype": "bfloat16", "kv_cache_dtype": "fp8", "deterministic": True}
     return {"dtype": request.param, "deterministic": True}
