@@ -3,8 +3,9 @@
 Three figures, each the CPU time of a process over one run of `--streams` requests at once, with
 steps at the pace of a card (`--step-ms`), so that tokens do not merge:
 
-- the engine alone, per step;
-- the engine in its host, per step: what the frames cost it;
+- the engine alone, per step: in a process that does nothing else, with the host's options, its
+  prompts, old objects kept from the garbage collector, and a prefix cache as full as the host's;
+- the engine in its host, per step, requests and frames included;
 - the front end, per token: detokenizing, events, HTTP, all clients reading over a socket; in user
   and in system time, for writes to sockets are much of it.
 
@@ -13,6 +14,7 @@ CPU time is counted and not wall time, which depends on what else the machine do
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -21,7 +23,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.request import Request, urlopen
 
 import nv_api.async_llm
 from nv_api.host.process import HostProcess, serve
@@ -99,16 +102,55 @@ def cpu_time(process_id: int) -> CPUTime:
     return CPUTime(int(fields[11]) / ticks, int(fields[12]) / ticks)
 
 
-def engine_alone(num_streams: int, num_tokens: int) -> float:
-    """CPU microseconds of a step."""
-    engine = Engine(EngineConfig(model="scripted", max_num_seqs=num_streams), device())
-    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
-    for _ in range(num_streams):
-        engine.add(EngineRequest(PROMPT, params))
-    began = cpu_time(os.getpid())
-    while engine.has_unfinished:
-        engine.step()
-    return cpu_time(os.getpid()).since(began).whole / num_tokens * 1e6
+def run_seconds(process_id: int) -> float:
+    """CPU seconds of a process so far, to the nanosecond; of threads that have ended, none."""
+    threads = Path(f"/proc/{process_id}/task").iterdir()
+    return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+
+def run_alone(num_streams: int) -> None:
+    """The main of the engine alone: for each prompt that it gets, the CPU time of a run."""
+    config = EngineConfig(model="scripted", max_num_seqs=num_streams, max_model_len=2048)
+    engine = Engine(config, device())
+    gc.collect()
+    gc.freeze()  # as the host
+    for line in sys.stdin:
+        prompt, num_tokens = json.loads(line)
+        began = run_seconds(os.getpid())
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        for _ in range(num_streams):
+            engine.add(EngineRequest(prompt, params))
+        while engine.has_unfinished:
+            engine.step()
+        print(run_seconds(os.getpid()) - began, flush=True)
+
+
+class Alone:
+    """The engine alone, in its process."""
+
+    def __init__(self, num_streams: int) -> None:
+        self._process = start_python(
+            f"serving_cost.run_alone({num_streams})", stdin=subprocess.PIPE, text=True
+        )
+
+    def us_per_step(self, prompt: list[int], num_tokens: int) -> float:
+        """CPU microseconds of a step."""
+        ask, answer = self._process.stdin, self._process.stdout
+        assert ask is not None
+        assert answer is not None
+        ask.write(json.dumps([prompt, num_tokens]) + "\n")
+        ask.flush()
+        return float(answer.readline()) / num_tokens * 1e6
+
+    def end(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def start_python(code: str, **options: Any) -> "subprocess.Popen[Any]":
+    """A Python process that runs a main of this file; its output is a pipe."""
+    command = [sys.executable, "-c", f"import serving_cost; {code}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent, **options)
 
 
 async def stream(port: int, num_tokens: int, route: str) -> tuple[int, int]:
@@ -153,22 +195,34 @@ async def served(
 ) -> dict[str, float]:
     """Figures of one run over HTTP."""
     await asyncio.gather(*(stream(port, 20, route) for _ in range(WARM_UP)))
-    before = cpu_time(front), cpu_time(host)
+    before, host_began = cpu_time(front), run_seconds(host)
     began = time.monotonic()
     runs = [stream(port, args.tokens, route) for _ in range(args.streams)]
     read = await asyncio.gather(*runs)
     seconds = time.monotonic() - began
-    of_front, of_host = cpu_time(front).since(before[0]), cpu_time(host).since(before[1])
+    of_front, of_host = cpu_time(front).since(before), run_seconds(host) - host_began
     num_tokens = args.streams * args.tokens
     return {
         "front_end_us_per_token": round(of_front.whole / num_tokens * 1e6, 2),
         "front_end_user_us_per_token": round(of_front.user / num_tokens * 1e6, 2),
         "front_end_system_us_per_token": round(of_front.system / num_tokens * 1e6, 2),
-        "host_us_per_step": round(of_host.whole / args.tokens * 1e6, 1),
+        "host_us_per_step": round(of_host / args.tokens * 1e6, 1),
         "tokens_per_event": round(num_tokens / sum(events for events, _ in read), 2),
         "bytes_per_token": round(sum(size for _, size in read) / num_tokens),
         "wall_s": round(seconds, 2),
     }
+
+
+def prompt_of(port: int, route: str) -> list[int]:
+    """The token ids that the engine gets of a route."""
+    if route == "completions":
+        return PROMPT
+    body = json.dumps({"messages": MESSAGES}).encode()
+    headers = {"content-type": "application/json"}
+    asked = Request(f"http://127.0.0.1:{port}/tokenize", body, headers)
+    with urlopen(asked) as answer:
+        found: list[int] = json.load(answer)["tokens"]
+    return found
 
 
 def free_port() -> int:
@@ -202,24 +256,24 @@ def main() -> None:
     figures["step_ms"] = args.step_ms
     with tempfile.TemporaryDirectory() as folder:
         make_folder(Path(folder))
-        code = f"import serving_cost; serving_cost.run_server({folder!r}, {args.streams})"
-        server = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parent
-        )
+        server = start_python(f"serving_cost.run_server({folder!r}, {args.streams})")
+        alone = Alone(args.streams)
         try:
             assert server.stdout is not None
             host = int(server.stdout.readline())
             asyncio.run(wait_for(port))
-            alone: list[float] = []
             rounds: dict[str, list[dict[str, float]]] = {"completions": [], "chat": []}
             for _ in range(args.rounds):  # in turn: what else runs weighs on all alike
-                alone.append(engine_alone(args.streams, args.tokens))
                 for route, found in rounds.items():
-                    found.append(asyncio.run(served(args, server.pid, host, port, route)))
+                    prompt = prompt_of(port, route)
+                    alone_us = round(alone.us_per_step(prompt, args.tokens), 1)
+                    run = asyncio.run(served(args, server.pid, host, port, route))
+                    found.append({"engine_alone_us_per_step": alone_us, **run})
         finally:
+            alone.end()
             server.terminate()
             server.wait()
-    figures["engine_alone_us_per_step"] = round(min(alone), 1)
+    figures["load_average"] = round(os.getloadavg()[0], 1)
     for route, found in rounds.items():
         figures[route] = {name: min(each[name] for each in found) for name in found[0]}
     report("serving_cost", figures, args.save)

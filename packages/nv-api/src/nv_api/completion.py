@@ -142,10 +142,11 @@ class Completion:
 
     def delta(self) -> CompletionOutput:
         """The news since the last call: an output whose text, ids and logprobs are the rest."""
-        self._read_all()
-        num_pieces, num_tokens = self._given
-        self._given = len(self._pieces), len(self.token_ids)
-        return self._output("".join(self._pieces[num_pieces:]), num_tokens)
+        num_tokens, pieces = len(self.token_ids), self._pieces
+        self._read(num_tokens - self._num_hidden)
+        num_given, first = self._given
+        self._given = len(pieces), num_tokens
+        return self._output("".join(pieces[num_given:]), first)
 
     def output(self) -> CompletionOutput:
         """The completion as users see it: a snapshot, final once it has finished."""

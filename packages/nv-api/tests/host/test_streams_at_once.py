@@ -210,9 +210,16 @@ MANY_MS = 20.0
 """CPU time of a callback beside many prompts; the goal is 5. With all in one callback it is 40."""
 
 
-def test_1000_prompts_of_one_request_leave_the_loop_free(start, monkeypatch):
+PROMPTS = {
+    "texts": [f"hello world {number}" for number in range(1000)],
+    "ids": [[place % 250 for place in range(number, number + 200)] for number in range(1000)],
+}
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_1000_prompts_of_one_request_leave_the_loop_free(start, monkeypatch, kind):
     server = start({"num_tokens": 50, "num_blocks": 30_000})
-    body = {"prompt": [f"hello world {number}" for number in range(1000)], "max_tokens": 2}
+    body = {"prompt": PROMPTS[kind], "max_tokens": 2}
     meter = LoopMeter()
     gc.collect()
     gc.disable()  # its pauses are of the test's own objects

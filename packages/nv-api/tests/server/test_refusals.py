@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from nv_api.server.body import LONG_BYTES
 from nv_api.server.protocol.errors import ErrorEnvelope
 from nv_engine.values import shown
 
@@ -215,6 +216,18 @@ def test_s07_a_deep_body_is_refused(served, opening):
             CHAT, content=body, headers={"content-type": "application/json"}
         )
         assert refusal(response)["code"] == "invalid_json"
+
+
+def test_a_long_body_is_refused_as_a_short_one(served):
+    """It is read in a thread, where errors come from too."""
+    long = [[7] * 300 for _ in range(300)]
+    assert len(json.dumps(long)) > LONG_BYTES
+    assert refusal(served.post(TEXT, {"prompt": [*long, 5]}))["param"] == "prompt"
+    assert refusal(served.post(TEXT, {"prompt": long, "n": 0}))["param"] == "n"
+    deep = b'{"prompt": "' + b"a" * LONG_BYTES + b'", "x": ' + b"[" * 200 + b"]" * 200 + b"}"
+    headers = {"content-type": "application/json"}
+    response = served.client.post(TEXT, content=deep, headers=headers)
+    assert refusal(response)["code"] == "invalid_json"
 
 
 def test_s07_the_content_type_is_json(served):

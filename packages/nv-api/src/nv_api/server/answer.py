@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from nv_api.outputs import CompletionOutput
 from nv_api.prompts import TokenPrompt
 from nv_api.server.answers.form import Events
-from nv_api.server.body import read_body
+from nv_api.server.body import made_of_body
 from nv_api.server.errors import ApiError
 from nv_api.server.generation import Accepted, Generation, submit
 from nv_api.server.guard import Guard
@@ -59,8 +59,13 @@ async def pooled(request: Request, model: type[Body], make_job: MakeJob[Body]) -
 
 async def _answer(request: Request, model: type[Body], make_job: MakeJob[Body]) -> "Answer":
     service = service_of(request)
-    asked = await read_body(request, model, service.options.max_body_bytes)
-    return Answer(request, make_job(asked, service, request.state.request_id))
+    request_id: str = request.state.request_id
+    most = service.options.max_body_bytes
+
+    def make(asked: Body) -> Job:
+        return make_job(asked, service, request_id)
+
+    return Answer(request, await made_of_body(request, model, most, make))
 
 
 class Answer(Response):
