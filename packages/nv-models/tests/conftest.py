@@ -210,6 +210,13 @@ def tiny_models():
     return TINY_MODELS
 
 
+@pytest.fixture
+def tiny_post_norm(tiny_models, tmp_path):
+    """A tiny checkpoint as opt-350m is: norms after attention and MLP, a narrow embedding."""
+    changes = {"do_layer_norm_before": False, "word_embed_proj_dim": 32}
+    return tiny_models.write_tiny_model(tmp_path / "post_norm", "OPT", **changes)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tiny_models, tmp_path_factory):
     """A function that returns the folder of an architecture's tiny checkpoint, written once."""

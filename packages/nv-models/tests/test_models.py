@@ -288,17 +288,17 @@ def test_a_config_is_read_as_transformers_reads_it(tmp_path, name, heads, fields
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("do_layer_norm_before", False),
         ("layer_norm_elementwise_affine", False),
         ("_remove_final_layer_norm", True),
-        ("word_embed_proj_dim", 32),
         ("word_embed_proj_dim", [64]),
         ("num_key_value_heads", 2),
         ("activation_function", "gelu"),
     ],
 )
 def test_another_opt_is_refused(tiny_model, field, value):
-    with pytest.raises(ValueError, match=f"hf_overrides: {field}.* is .*; |{field} 'gelu' is not"):
+    with pytest.raises(
+        ValueError, match=f"hf_overrides: {field}.* is .*; |{field}.* ('gelu' is not|posi)"
+    ):
         read_config(tiny_model("OPT"), {field: value})
 
 
@@ -312,6 +312,30 @@ def test_16_a_softcap_is_a_positive_number(tiny_model, field):
     for value in (0, -1, "30"):
         with pytest.raises(ValueError, match=f"{field} is {value!r}: it must be a positive num"):
             read_config(folder, {field: value})
+
+
+def test_opt_350m_has_norms_after_and_a_narrow_embedding(tiny_models, tiny_post_norm, paged_runner):
+    model, prompt = load_model(tiny_post_norm), tiny_models.PROMPT
+    assert (model.config.embedding_size, model.model["decoder"].final_layer_norm) == (32, None)
+    runner = paged_runner(model)
+    first = runner.step(prompt)
+    ids, after = greedy(runner, first)
+    expected = tiny_models.transformers_logits(tiny_post_norm, prompt + ids)
+    assert expected.std() > 0.5
+    assert close(torch.cat((first[:-1], after)), expected)
+    assert ids == expected[len(prompt) - 1 : -1].argmax(1).tolist()
+    chunked = paged_runner(model)
+    assert close(torch.cat([chunked.step(prompt[:7]), chunked.step(prompt[7:])]), first)
+    with pytest.raises(ValueError, match=r"project_in.weight \[64, 32\] is missing"):
+        load_model(without(tiny_post_norm, "model.decoder.project_in.weight"))
+
+
+def without(folder, name):
+    """The folder, without a tensor."""
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+    return folder
 
 
 def test_a_pattern_of_layers_is_a_number_or_letters(tiny_model):

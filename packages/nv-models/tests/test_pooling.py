@@ -170,6 +170,12 @@ def test_what_contradicts_the_files_is_refused(folder, name, options, fields, se
         read(folder(name, files, **fields), **options)
 
 
+def test_an_opt_whose_states_are_projected_is_refused(folder):
+    path = folder("OPTModel", word_embed_proj_dim=32)
+    with pytest.raises(ValueError, match="states are projected to 32 columns, which is not built"):
+        read(path)
+
+
 def load(path: Path, **options: str):
     return plan_model(path, pooler=read(path, **options)).load()
 

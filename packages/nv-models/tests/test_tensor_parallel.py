@@ -33,12 +33,13 @@ ADAPTED = ("untied", "biases")
 
 
 def test_two_ranks_equal_one(
-    tiny_checkpoint, tiny_models, tiny_model, paged_runner, adapters, tmp_path
+    tiny_checkpoint, tiny_models, tiny_model, tiny_post_norm, paged_runner, adapters, tmp_path
 ):
     folders = {
         name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
     }
     folders |= {name: tiny_model(name) for name in tiny_models.CASES}
+    folders["norms after, a narrow embedding"] = tiny_post_norm
     for name in QUANTIZED:
         folders[name] = tmp_path / name
         shutil.copytree(WORKER.with_name("quantized") / name, folders[name])

@@ -122,10 +122,12 @@ class Plain:
     Args:
         width: F, over all ranks.
         bias: both have biases.
+        norms_after: the layer norms the sums after attention and MLP, not what these read.
     """
 
     width: int
     bias: bool = False
+    norms_after: bool = False
 
     def parameters(self, hidden_size: int) -> int:
         """Weights of its products, over all ranks, that one token is multiplied by."""
@@ -238,6 +240,8 @@ class ModelConfig:
         rotates_neighbours: the checkpoint's rotary embedding turns neighbouring elements of a head;
             rows are put in another order at load, and halves turn.
         factors: of embedding, residual and logits.
+        embedding_size: columns of the vocabulary's tables, where they are not E: projections lie
+            between these and the layers; 0: they are E.
         tie_word_embeddings: the head is the embedding.
         has_head: False if there are no logits: the model pools.
         eos_token_ids: any of them ends a sequence; may be empty. See `ends`.
@@ -266,6 +270,7 @@ class ModelConfig:
     fused: Fused = Fused()
     rotates_neighbours: bool = False
     factors: Factors = Factors()
+    embedding_size: int = 0
     tie_word_embeddings: bool = False
     has_head: bool = True
     eos_token_ids: tuple[int, ...] = ()

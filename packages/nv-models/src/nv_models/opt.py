@@ -98,7 +98,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then a plain MLP; each reads a layer norm of the stream."""
+    """Attention, then a plain MLP; each reads a layer norm of the stream, or is before one."""
 
     def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
         super().__init__()
@@ -110,19 +110,39 @@ class DecoderLayer(nn.Module):
         part = Part("fc1", mlp.width, mlp.split(placement.parallel))
         self.fc1 = ColumnLinear(size, [part], mlp.bias, placement)
         self.fc2 = RowLinear(mlp.width, size, mlp.bias, placement)
+        self.norms_after = mlp.norms_after
 
     def forward(self, stream: nk.Stream, kv: nk.KVCache, context: ForwardContext) -> nk.Stream:
         """The stream before this layer -> after it."""
         stream = nk.add_pending(stream)
+        if self.norms_after:
+            stream = self.self_attn(stream.hidden, stream, kv, context)
+            normed = self.self_attn_layer_norm(nk.add_pending(stream).hidden)
+            stream = nk.add_pending(self._mlp(normed, nk.Stream(normed), context))
+            return nk.Stream(self.final_layer_norm(stream.hidden))
         normed = self.self_attn_layer_norm(stream.hidden)
         stream = nk.add_pending(self.self_attn(normed, stream, kv, context))
-        normed = self.final_layer_norm(stream.hidden)
-        product = self.fc1.product(context.lora).linear(normed, self.fc1.bias)
+        return self._mlp(self.final_layer_norm(stream.hidden), stream, context)
+
+    def _mlp(self, x: torch.Tensor, stream: nk.Stream, context: ForwardContext) -> nk.Stream:
+        """The stream with the MLP of x [T, E] added."""
+        product = self.fc1.product(context.lora).linear(x, self.fc1.bias)
         return self.fc2(functional.relu(product), stream, context.lora)  # [T, F] -> [T, E]
 
 
+def projection(name: str, rows: int, columns: int, placement: Placement) -> ColumnLinear:
+    """A matrix [rows, columns] that lies whole on every rank."""
+    return ColumnLinear(columns, [Part(name, rows, range(rows))], bias=False, placement=placement)
+
+
 class OPTDecoder(nn.Module):
-    """Token ids to hidden states."""
+    """Token ids to hidden states.
+
+    Attributes:
+        project_in: from the columns of the embedding to E; None: they are E.
+        project_out: from E to them, before the head.
+        final_layer_norm: None where each layer ends with a norm.
+    """
 
     def __init__(self, config: ModelConfig, embedding: Embedding, placement: Placement) -> None:
         super().__init__()
@@ -131,15 +151,25 @@ class OPTDecoder(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, placement) for layer in config.layers
         )
-        self.final_layer_norm = LayerNorm(config.hidden_size, config.rms_norm_eps, placement)
+        size, columns = config.hidden_size, config.embedding_size
+        self.project_in = projection("project_in", size, columns, placement) if columns else None
+        self.project_out = projection("project_out", columns, size, placement) if columns else None
+        mlp = config.layers[-1].feed_forward
+        ends_normed = isinstance(mlp, Plain) and mlp.norms_after
+        norm = None if ends_normed else LayerNorm(size, config.rms_norm_eps, placement)
+        self.final_layer_norm = norm
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
         stream = self.embed_tokens(token_ids, context.lora_of_ends)
+        if self.project_in is not None:
+            product = self.project_in.product(context.lora)
+            stream = nk.Stream(product.linear(nk.add_pending(stream).hidden))
         stream = stream._replace(hidden=stream.hidden + self.embed_positions(context.positions))
         for layer, kv in zip(self.layers, context.kv_caches, strict=False):
             stream = layer(stream, kv, context)
-        return self.final_layer_norm(nk.add_pending(stream).hidden)
+        hidden = nk.add_pending(stream).hidden
+        return hidden if self.final_layer_norm is None else self.final_layer_norm(hidden)
 
 
 class OPT(CausalLM):
@@ -159,4 +189,8 @@ class OPT(CausalLM):
     def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""
         assert self.lm_head is not None, "this model pools"
+        decoder = self.model["decoder"]
+        assert isinstance(decoder, OPTDecoder)
+        if decoder.project_out is not None:
+            hidden = decoder.project_out.product(lora).linear(hidden)  # [R, embedding's columns]
         return self.lm_head.logits(hidden, lora)

@@ -199,6 +199,7 @@ def model_config(
         fused=row.fused,
         rotates_neighbours=row.rotates_neighbours,
         factors=row.factors(values),
+        embedding_size=_embedding_size(values, row, hidden_size),
         tie_word_embeddings=flag(values, "tie_word_embeddings"),
         eos_token_ids=eos_token_ids(raw, generation_eos, values),
         names_eos=bool(eos_ids(raw) + generation_eos),
@@ -209,6 +210,14 @@ def model_config(
     for each in config.ropes:
         frequencies(each, head_dim, config.max_length)  # raises if the rope lacks a parameter
     return config
+
+
+def _embedding_size(values: Mapping[str, Any], row: Architecture, hidden_size: int) -> int:
+    """Columns of the embedding; 0: they are `hidden_size`."""
+    if row.embedding_field is None:
+        return 0
+    columns = size(values, row.embedding_field, hidden_size)
+    return 0 if columns == hidden_size else columns
 
 
 def refuse_part(rope: RopeConfig, row: Architecture, head_dim: int) -> None:

@@ -6,37 +6,32 @@ from nv_models.architectures.row import Architecture, Values, alike
 from nv_models.config import Gated, LayerSpec, Plain
 from nv_models.fields import flag, is_same, size
 
-NORMAL = {
-    "do_layer_norm_before": True,
-    "layer_norm_elementwise_affine": True,
-    "_remove_final_layer_norm": False,
-}
-"""Switches, with the values of all checkpoints but that of 350 million parameters."""
-SAME = {"word_embed_proj_dim": "hidden_size", "num_key_value_heads": "num_attention_heads"}
-"""Sizes that must be another size: embeddings are not projected, and heads share no keys."""
+NORMAL = {"layer_norm_elementwise_affine": True, "_remove_final_layer_norm": False}
+"""Switches, with the values of all published checkpoints."""
 
 
 def layers(values: Values, layer: LayerSpec) -> tuple[LayerSpec, ...]:
-    """Layers without a rotary embedding, with a plain MLP.
+    """Layers without a rotary embedding, with a plain MLP; opt-350m's norms come after both.
 
     Raises:
-        ValueError: the norms of opt-350m, which come after attention and MLP, or its narrower
-            embedding; or fewer heads of keys than of queries.
+        ValueError: norms without weights, no norm after the last layer, or fewer heads of keys than
+            of queries.
     """
     for name, usual in NORMAL.items():
         if flag({name: usual, **values}, name) != usual:
             raise ValueError(
                 f"{name} is {values[name]}: only {usual} is supported; use another OPT"
             )
-    for name, other in SAME.items():
-        value, wanted = values.get(name), size(values, other)
-        if value is not None and not is_same(value, wanted):
-            raise ValueError(
-                f"{name} is {value!r:.200}: it must be {other}, {wanted}; use another OPT"
-            )
-    gated = layer.feed_forward
+    value, wanted = values.get("num_key_value_heads"), size(values, "num_attention_heads")
+    if value is not None and not is_same(value, wanted):
+        raise ValueError(
+            f"num_key_value_heads is {value!r:.200}: it must be num_attention_heads, {wanted}; use "
+            "another OPT"
+        )
+    gated, before = layer.feed_forward, "do_layer_norm_before"
     assert isinstance(gated, Gated)
-    return alike(values, replace(layer, rope=None, feed_forward=Plain(gated.width, gated.bias)))
+    mlp = Plain(gated.width, gated.bias, norms_after=not flag({before: True, **values}, before))
+    return alike(values, replace(layer, rope=None, feed_forward=mlp))
 
 
 OPT = Architecture(
@@ -48,6 +43,7 @@ OPT = Architecture(
     activation_field="activation_function",
     layers=layers,
     width_field="ffn_dim",
+    embedding_field="word_embed_proj_dim",
     defaults={
         "ffn_dim": 3072,
         "max_position_embeddings": 2048,

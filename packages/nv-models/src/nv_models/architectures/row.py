@@ -132,6 +132,8 @@ class Architecture:
             "relu" where it has no gate.
         activation_field: the field of config.json that names it.
         width_field: the field of config.json with the width of the MLP.
+        embedding_field: the field of config.json with the columns of the embedding, if they may be
+            another number than hidden_size.
         norms: the norms of a layer.
         norm_kind: how a norm's weight multiplies.
         fused: matrices that are one tensor in the checkpoint.
@@ -162,6 +164,7 @@ class Architecture:
     activation: str = "silu"
     activation_field: str = "hidden_act"
     width_field: str = "intermediate_size"
+    embedding_field: str | None = None
     norms: LayerNorms = LayerNorms()  # noqa: RUF009  # frozen
     norm_kind: NormKind = NormKind()  # noqa: RUF009  # frozen
     fused: Fused = Fused()  # noqa: RUF009  # frozen

@@ -188,7 +188,7 @@ class TiedEmbedding(Embedding, Head):
 
 def vocabulary_ends(config: ModelConfig, placement: Placement) -> tuple[Embedding, Head | None]:
     """A model's embedding, and its head if it has one: they may be one table."""
-    sizes = config.vocab_size, config.hidden_size
+    sizes = config.vocab_size, config.embedding_size or config.hidden_size
     factor = config.factors.embedding
     if not config.has_head:
         return Embedding(*sizes, placement, factor=factor), None

@@ -93,6 +93,11 @@ def read_pooler(
     says_nothing = asked.runner == "auto" and asked.convert in ("auto", "none")
     if says_nothing and not has_no_head and not has_modules:
         return None
+    if config.embedding_size:
+        raise ValueError(
+            f"{file}: the last hidden states are projected to {config.embedding_size} columns, "
+            "which is not built for models that pool: use another checkpoint, or generate text"
+        )
     if asked.convert != "classify" and (asked.convert == "embed" or not classifies):
         return _embedder(folder, config, has_modules=has_modules)
     with naming(file):
