@@ -34,7 +34,8 @@ def write_adapters(folder: Path, model: Path, rank: int, count: int) -> list[LoR
     shapes = {
         "self_attn.q_proj": (q, size), "self_attn.k_proj": (kv, size),
         "self_attn.v_proj": (kv, size), "self_attn.o_proj": (size, q),
-        "mlp.gate_proj": (width, size), "mlp.up_proj": (width, size), "mlp.down_proj": (size, width),
+        "mlp.gate_proj": (width, size), "mlp.up_proj": (width, size),
+        "mlp.down_proj": (size, width),
     }  # fmt: skip
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
@@ -152,9 +153,7 @@ def main() -> None:
         }
         plain.llm.close()
         del plain
-        adapted = Measured(
-            model, args, enable_lora=True, max_loras=slots, max_cpu_loras=slots + 1
-        )
+        adapted = Measured(model, args, enable_lora=True, max_loras=slots, max_cpu_loras=slots + 1)
         size = (folder / "rank16.safetensors").stat().st_size
         cases = {
             "batch 1, none": ("batch 1", adapted.decode(1, []), 0),

@@ -26,7 +26,7 @@ from nv_kernels.linear.quantized.tuned import (
 from nv_kernels.linear.triton import quantized_codes, quantized_grouped
 from nv_kernels.linear.triton import quantized_weight as made
 from nv_kernels.linear.triton.product import gluon_module
-from nv_kernels.linear.triton.quantized_layout import lay_out_fp8, lay_out_grouped
+from nv_kernels.linear.triton.quantized_layout import LaidOut, lay_out_fp8, lay_out_grouped
 from quantized_cases import RECORDS, draw, fp8, grouped
 from torch.nn import functional
 
@@ -434,23 +434,37 @@ def test_every_tuned_shape(tokens):
 
 def test_forms_by_rule():
     assert choose("4 bits", 2, 5120, 5120) == Ring(8, 4)
-    assert choose("4 bits", 1, 5120, 5120) == Warps(1, 2, 1, 5, split_k=2)
-    assert choose("4 bits", 1, 2 * 14336, 4096, gated=True) == Warps(2, 2, 2, 2)
+    assert choose("4 bits", 1, 5120, 5120) == Ring(8, 4)
     assert choose("4 bits", 1, 2560, 9728) == Ring(8, 4)
     assert choose("fp8 blocks", 30, 5120, 5120) == Ring(32, 4, 6)
     assert choose("int8", 50, 2 * 17408, 5120, gated=True) == Ring(64, 1)
     assert choose("8 bits", 100, 5120, 5120) == Tile(128, 128, 4, 3, 8)
     assert choose("4 bits", 1001, 5120, 5120) == Library()
     assert choose("fp8", 65, 5120, 5120) == Library()
-    assert choose("4 bits", 100, 5120, 5120) == Groups(128, 2, 2)
-    assert choose("4 bits", 100, 2 * 17408, 5120, gated=True) == Groups(128, 2, 1)
-    assert choose("4 bits", 100, 5120 + 16, 5120) == Tile(128, 128, 4, 3, 8)
-    assert choose("4 bits", 40, 12288, 2048, gated=True) == Groups(64, 3, 1)
-    assert choose("fp8 blocks", 40, 7168, 5120) == Groups(64, 2, 2)
+    assert choose("4 bits", 100, 5120, 5120) == Tile(128, 128, 4, 3, 8)
+    assert choose("fp8 blocks", 40, 7168, 5120) == Ring(64, 2, 4)
     assert choose("int8", 65, 5120, 5120) == Tile(128, 128, 1, 3, 8, swap=False)
     assert tile_for(Ring(8, 4), 3) == Tile(16, 64, 4, 4, 4)
     assert invariant_tile(1024, 4096).split_k == 8
     assert invariant_tile(24576, 4096).split_k == 1
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "forms"),
+    [
+        (BF16, None, (Warps, Ring, Groups)),
+        (torch.float16, None, (Ring, Ring, Tile)),
+        (BF16, torch.int16, (Ring, Ring, Tile)),
+    ],
+)
+def test_forms_that_never_ran_with_some_codes_are_not_chosen(monkeypatch, scale, offset, forms):
+    monkeypatch.setattr(made, "grouped_fits", lambda *_, **__: True)
+    zeros = None if offset is None else torch.zeros(32, 4096, dtype=offset)
+    scales = torch.ones(32, 4096, dtype=scale)
+    laid = LaidOut(torch.empty(0), scales, zeros, "4", 4096, 4096, 128)
+    weight = made.TritonGrouped(laid)
+    chosen = [weight._form(torch.empty(tokens, 4096, dtype=BF16)) for tokens in (1, 16, 100)]
+    assert tuple(type(form) for form in chosen) == forms
 
 
 def weight_only_types(half="*bf16", fp32_out=False):

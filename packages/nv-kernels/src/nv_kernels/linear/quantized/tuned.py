@@ -14,7 +14,6 @@ from nv_kernels.linear.tuned import PROCESSORS, Library
 
 CHUNK = 128  # columns of a step of the kernels
 PROGRAMS = 3 * PROCESSORS
-GATED_ROWS = 384  # of gate and up, for three groups of 64 rows
 FEW_TOKENS = 64
 LOADING = 40  # registers per thread of a warp that only loads
 TILE_TOKENS = 1000  # above it, writing the whole matrix costs less than a tenth of its product
@@ -221,65 +220,13 @@ def choose(record: str, num_tokens: int, rows: int, columns: int, gated: bool = 
         for (tuned, least, most, *shape), form in TUNED.items():
             if tuned == name and least <= num_tokens <= most and shape == [rows, columns, gated]:
                 return form
-    if not few:
-        return many_tokens(record, num_tokens, rows, columns, gated)
-    warps = one_token(rows, columns, gated) if (record, num_tokens) == ("4 bits", 1) else None
-    if warps is not None:
-        return warps
-    if record == "fp8 blocks" or (record == "4 bits" and gated and rows % GATED_ROWS == 0):
-        groups = in_groups(num_tokens, rows, columns, gated) if num_tokens > 32 else None
-        if groups is not None:
-            return groups
-    block_m = next(size for size in (8, 16, 32, 64) if size >= num_tokens)
-    stages = 6 if block_m < FEW_TOKENS and (record == "fp8" or is_like_fp8) else 4
-    return Ring(block_m, 1 if gated else _splits(rows, columns), stages)
+    return by_rule(record, num_tokens, rows, columns, gated)
 
 
-def one_token(rows: int, columns: int, gated: bool) -> Warps | None:
-    """Choose by rule for one token and codes of 4 bits; None where no form has enough in flight.
+def by_rule(record: str, num_tokens: int, rows: int, columns: int, gated: bool) -> Form:
+    """Choose without the table: Ring up to 64 tokens, then Tile, then Library.
 
-    Each of 4 warps should have 8 chunks of its columns, of 32 rows, in registers.
-
-    Args:
-        rows: N.
-        columns: K.
-        gated: as for `choose`.
-    """
-    parts, rest = divmod(columns, 4 * CHUNK)
-    if rest or rows % 64:
-        return None
-    splits = 1 if gated else next(n for n in range(1, parts + 1) if parts % n == 0 > parts // n - 9)
-    share, programs = parts // splits, rows // 32 * splits
-    groups = 2 if gated and programs > PROGRAMS else 1
-    most = 8 if groups == 1 else 5  # so that three programs run at once
-    held = max((n, c) for c in (1, 2) for n in range(1, most + 1) if share % n == 0 == n % c)
-    is_filled = programs >= PROCESSORS // 2 and (gated or programs <= 2 * PROGRAMS)
-    if held[0] < 4 or not is_filled:
-        return None
-    return Warps(groups, 2, held[1], held[0] // held[1], split_k=splits)
-
-
-def in_groups(num_tokens: int, rows: int, columns: int, gated: bool) -> Groups | None:
-    """Choose by rule a program per processor; None where the rows do not divide.
-
-    Args:
-        num_tokens: T, more than 32.
-        rows: N.
-        columns: K.
-        gated: as for `choose`.
-    """
-    groups = 3 if rows % (GATED_ROWS if gated else GATED_ROWS // 2) == 0 else 2
-    if rows % (64 * groups * (2 if gated else 1)):
-        return None
-    block_m = 64 if num_tokens <= FEW_TOKENS else 128
-    tiles = -(-num_tokens // block_m) * (rows // (64 * groups))
-    chunks = columns // CHUNK
-    fitting = [n for n in range(1, 9) if chunks % n == 0 and tiles * n <= PROCESSORS]
-    return Groups(block_m, groups, 1 if gated else max(fitting, default=1))
-
-
-def many_tokens(record: str, num_tokens: int, rows: int, columns: int, gated: bool) -> Form:
-    """Choose by rule for more than 64 tokens.
+    Never Warps or Groups: they were run with the shapes and codes of the table only.
 
     Args:
         record: as for `choose`.
@@ -288,15 +235,29 @@ def many_tokens(record: str, num_tokens: int, rows: int, columns: int, gated: bo
         columns: K.
         gated: as for `choose`.
     """
+    if num_tokens > FEW_TOKENS:
+        return many_tokens(record, num_tokens, rows, gated)
+    block_m = next(size for size in (8, 16, 32, 64) if size >= num_tokens)
+    is_like_fp8 = record in ("fp8", "fp8 blocks", "int8")
+    stages = 6 if block_m < FEW_TOKENS and is_like_fp8 else 4
+    return Ring(block_m, 1 if gated else _splits(rows, columns), stages)
+
+
+def many_tokens(record: str, num_tokens: int, rows: int, gated: bool) -> Form:
+    """Choose by rule for more than 64 tokens.
+
+    Args:
+        record: as for `choose`.
+        num_tokens: T.
+        rows: N.
+        gated: as for `choose`.
+    """
     if record in ("fp8", "fp8 blocks"):
         return Library()
     if record == "int8":
         return Tile(128, 128, 1, 3, 8, swap=False)
     if num_tokens > TILE_TOKENS:
         return Library()
-    groups = in_groups(num_tokens, rows, columns, gated) if record == "4 bits" else None
-    if groups is not None:
-        return groups
     tiles = -(-num_tokens // 128) * -(-rows // 128)
     split_k = 1 if gated else max(1, min(4, 2 * PROCESSORS // tiles))
     return Tile(128, 128, split_k, 3, 8)

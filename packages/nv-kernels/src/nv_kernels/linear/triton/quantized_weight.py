@@ -29,8 +29,10 @@ from nv_kernels.linear.quantized.triton_tokens import (
 from nv_kernels.linear.quantized.tuned import (
     Form,
     GluonForm,
+    Groups,
     Tile,
     Warps,
+    by_rule,
     choose,
     invariant_tile,
     tile_for,
@@ -158,7 +160,13 @@ class TritonGrouped(Weight):
         """Choose a form that runs here."""
         laid = self.laid
         record = "4 bits" if laid.kind == "4" else "8 bits"
-        form = choose(record, x.shape[0], laid.num_rows, laid.num_columns, gated)
+        product = record, x.shape[0], laid.num_rows, laid.num_columns, gated
+        form = choose(*product)
+        is_measured = laid.offset is None and laid.scale.dtype == torch.bfloat16
+        if isinstance(form, Warps | Groups) and not (
+            is_measured and grouped_fits(form, x, laid, gated=gated)
+        ):
+            form = by_rule(*product)
         if isinstance(form, GluonForm) and not grouped_fits(form, x, laid, gated=gated):
             return tile_for(form, x.shape[0])
         return form
@@ -327,7 +335,13 @@ class TritonCodes(Weight):
         record = "int8" if codes.dtype == torch.int8 else "fp8"
         if self.scale.dim() == 2 or self.inputs == "block":
             record = "fp8 blocks"
-        form = choose(record, codes.shape[0], rows, columns, gated)
+        product = record, codes.shape[0], rows, columns, gated
+        form = choose(*product)
+        is_measured = (self.scale.dim() == 2) == (self.inputs == "block")
+        if isinstance(form, Groups) and not (
+            is_measured and codes_fit(form, codes, self.codes, gated=gated)
+        ):
+            form = by_rule(*product)
         if isinstance(form, GluonForm) and not codes_fit(form, codes, self.codes, gated=gated):
             return tile_for(form, codes.shape[0])
         if isinstance(form, Library) and not self._library_fits(codes, dtype):
