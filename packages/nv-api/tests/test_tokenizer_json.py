@@ -595,3 +595,13 @@ def test_16_names_of_special_tokens_are_no_arguments_of_transformers(written, by
         backend = assert_is_its_json(folder)
     assert backend.image_token == "<|im_end|>"
     assert backend.convert_tokens_to_ids("<|im_end|>") in backend.all_special_ids
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
+)
+def test_16_a_dead_link_beside_tokenizer_json_is_named(written, byte_level, name):
+    folder = written(byte_level)
+    (folder / name).symlink_to(folder / "gone")
+    with pytest.raises(FileNotFoundError, match=rf"{name} links to .*gone, which is gone"):
+        load_tokenizer(folder)

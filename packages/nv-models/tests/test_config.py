@@ -447,3 +447,11 @@ def test_the_first_layers_that_launch_every_kernel(tmp_path, kinds, number):
     thetas = {kind: RopeConfig(float(ord(kind))) for kind in set(kinds)}
     layers = tuple(replace(config.layers[0], rope=thetas[kind]) for kind in kinds)
     assert replace(config, layers=layers).num_trial_layers == number
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "quantize_config.json"])
+def test_16_a_dead_link_is_no_missing_file(tmp_path, name):
+    write(tmp_path)
+    (tmp_path / name).symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(FileNotFoundError, match=rf"{name} links to .*gone, which is gone \(a prun"):
+        read_config(tmp_path)

@@ -1,6 +1,7 @@
 """Pooling as a model's files describe it, and the heads, against transformers' own classes."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,20 @@ def test_dummy_weights_need_no_files(folder):
     path = folder("Qwen3ForSequenceClassification")
     model = plan_model(path, pooler=read(path), load_format="dummy").load()
     assert model.pooler(torch.ones(1, 128)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda file: file.mkdir(), r"modules\.json is a folder, not a file"),
+        (os.mkfifo, r"modules\.json is a pipe or a device, not a file"),
+        (lambda file: file.symlink_to("gone"), r"modules\.json links to gone, which is gone"),
+        (lambda file: file.write_text("[" * 10**5), r"modules\.json is nested too deeply"),
+        (lambda file: file.write_text("5"), r"modules\.json is not a list of modules"),
+    ],
+)
+def test_16_a_modules_json_that_is_none_is_named(folder, make, message):
+    path = folder("Qwen3Model")
+    make(path / "modules.json")
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read(path)

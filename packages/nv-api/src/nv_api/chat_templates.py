@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from jinja2 import TemplateSyntaxError
 from nv_engine.values import shown
 from nv_models.fields import read_json
-from nv_models.missing import why_missing
+from nv_models.missing import is_there, why_missing
 
 from nv_api.bounded_template import compiled
 
@@ -31,7 +31,7 @@ def template_of(folder: Path) -> Templates:
         ValueError: a `chat_template` that is neither a text nor a list of named texts.
     """
     alone = folder / "chat_template.jinja"
-    files = {"default": alone} if alone.exists() or alone.is_symlink() else {}
+    files = {"default": alone} if is_there(alone) else {}
     more = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     files |= {file.stem: file for file in more}
     if files:
@@ -41,7 +41,7 @@ def template_of(folder: Path) -> Templates:
         texts = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
         return texts["default"] if texts.keys() == {"default"} else texts
     for name in ("tokenizer_config.json", "chat_template.json"):
-        values = read_json(folder / name) if (folder / name).exists() else {}
+        values = read_json(folder / name) if is_there(folder / name) else {}
         if given := values.get("chat_template"):
             return _checked(given, folder / name)
     return None

@@ -13,6 +13,7 @@ from nv_models.checkpoint.gguf.ends import is_plain_text
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.fields import read_json
 from nv_models.listing import first_few
+from nv_models.missing import is_there
 from nv_models.read_config import eos_ids
 
 from nv_api.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def _named(
 ) -> Iterator[tuple[str, int]]:
     """The ids that end a text, each with the place that names it."""
     for file in (folder / "config.json", folder / "generation_config.json"):
-        named: Iterable[int] = eos_ids(read_json(file)) if file.exists() else ()
+        named: Iterable[int] = eos_ids(read_json(file)) if is_there(file) else ()
         for token in named:
             yield f"{file}: eos_token_id", token
     for token in tokenizer.eos_token_ids:

@@ -14,6 +14,7 @@ from nv_engine.user_line import warn_user
 from nv_engine.values import shown
 from nv_models.fields import read_json
 from nv_models.listing import first_few
+from nv_models.missing import is_there
 from tokenizers import AddedToken
 
 CONFIG, NAMES, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
@@ -63,7 +64,7 @@ class Labels:
             ValueError: a file that is not JSON, or a token that is not a text.
         """
         config, names, added = (
-            read_json(folder / name) if (folder / name).exists() else {}
+            read_json(folder / name) if is_there(folder / name) else {}
             for name in (CONFIG, NAMES, ADDED)
         )
         names_place = f"{folder / CONFIG} or {NAMES}"

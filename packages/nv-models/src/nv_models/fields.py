@@ -29,7 +29,15 @@ many times what models have."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file, with errors that name it.
+    """A JSON object from a file, with errors that name it."""
+    content = read_value(file)
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is a JSON {type(content).__name__}: it must be an object")
+    return content
+
+
+def read_value(file: Path) -> Any:  # noqa: ANN401  # whatever the file holds
+    """A JSON value from a file, with errors that name it.
 
     The file may begin with a byte order mark, which some editors write.
     """
@@ -40,14 +48,11 @@ def read_json(file: Path) -> dict[str, Any]:
         )
     refuse_pointer(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8-sig"))
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except RecursionError:
         raise ValueError(f"{file} is nested too deeply: download it again") from None
     except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} is a JSON {type(content).__name__}: it must be an object")
-    return content
 
 
 @contextmanager

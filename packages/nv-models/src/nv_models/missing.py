@@ -17,6 +17,11 @@ def why_missing(file: Path, otherwise: str) -> str:
     return otherwise
 
 
+def is_there(file: Path) -> bool:
+    """Whether a folder has a file, as a dead link or a folder too: its reader then names that."""
+    return file.exists() or file.is_symlink()
+
+
 def path_of(name: str | Path, what: str) -> Path:
     """A name as a path, whether or not something is there.
 

@@ -28,6 +28,7 @@ from nv_models.fields import (
     token_ids,
 )
 from nv_models.listing import first_few
+from nv_models.missing import is_there
 from nv_models.overrides import merged, plain_overrides
 from nv_models.quantization import (
     OTHER_FILES,
@@ -91,7 +92,7 @@ class ConfigFiles:
                 **read_json(other),
             }
         raw = merged(values, plain_overrides(overrides))
-        defaults = read_json(generation) if generation.exists() else {}
+        defaults = read_json(generation) if is_there(generation) else {}
         return cls(folder, raw, defaults, name, str(other) if other else name)
 
     def model_config(self) -> ModelConfig:
@@ -135,7 +136,7 @@ def other_file(raw: Mapping[str, Any], folder: Path) -> Path | None:
     """The quantization_config that older tools wrote beside config.json; None: it has its own."""
     if quantization_config(raw):
         return None
-    return next((folder / name for name in OTHER_FILES if (folder / name).exists()), None)
+    return next((folder / name for name in OTHER_FILES if is_there(folder / name)), None)
 
 
 def read_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ModelConfig:

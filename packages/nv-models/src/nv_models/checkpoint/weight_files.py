@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nv_models.missing import why_missing
+from nv_models.missing import is_there, why_missing
 from nv_models.pointer import POINTER, is_pointer
 
 
@@ -59,7 +59,7 @@ class WeightFiles:
     def _wanted(self) -> list[Path]:
         single, index = self.folder / self.naming.single, self.folder / self.naming.index
         has_single = os.path.lexists(single)
-        if index.exists():
+        if index.exists() or (is_there(index) and not has_single):
             indexed = self._indexed(index)
             if not has_single or any(map(os.path.lexists, indexed)):
                 return indexed

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from nv_models.class_names import OF_TOKENS, is_body, is_classifier
 from nv_models.config import ModelConfig
 from nv_models.fields import naming, size, strings, table
+from nv_models.missing import is_there
 from nv_models.pooling.label_tokens import label_tokens
 from nv_models.pooling.pooler_config import Activation, PoolerConfig, Pooling
 from nv_models.pooling.sentence_transformers import MODULES, read_modules
@@ -89,7 +90,7 @@ def read_pooler(
     if asked.runner == "generate":
         _check_generates(file, names, asked, has_no_head=has_no_head)
         return None
-    has_modules = (folder / MODULES).exists()
+    has_modules = is_there(folder / MODULES)
     says_nothing = asked.runner == "auto" and asked.convert in ("auto", "none")
     if says_nothing and not has_no_head and not has_modules:
         return None

@@ -4,12 +4,12 @@ Owns their forms: both spellings of the pooling mode, and module types with or w
 their package. Never reads a weight.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nv_models.fields import flag, read_json, size, table
+from nv_models.fields import flag, read_json, read_value, size, table
+from nv_models.missing import is_there
 from nv_models.pooling.pooler_config import Activation, DenseLayer, PoolerConfig, Pooling
 
 MODULES = "modules.json"
@@ -55,7 +55,7 @@ def read_modules(folder: Path, hidden_size: int, tasks: tuple[str, ...]) -> Pool
                 f"{folder / MODULES} has {kind} in {part}: supported are a Transformer in the "
                 "folder itself, then a Pooling, then Dense layers, then a Normalize"
             )
-    named = read_json(folder / PROMPTS) if (folder / PROMPTS).exists() else {}
+    named = read_json(folder / PROMPTS) if is_there(folder / PROMPTS) else {}
     return PoolerConfig(
         kind="embed",
         hidden_size=hidden_size,
@@ -72,13 +72,13 @@ def read_modules(folder: Path, hidden_size: int, tasks: tuple[str, ...]) -> Pool
 def _modules(folder: Path) -> list[tuple[str, Path]]:
     """Type and folder of each module, in order."""
     file = folder / MODULES
+    listed = read_value(file)
     try:
-        listed = json.loads(file.read_text(encoding="utf-8-sig"))
         return [
             (str(each["type"]).rpartition(".")[2], folder / str(each.get("path", "")))
             for each in listed
         ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{file} is not a list of modules with type and path ({error!r}); download it again"
         ) from error
