@@ -1,10 +1,13 @@
 """Adapters of peft: files, refusals, and a model's logits with one, against the merged model."""
 
 import json
+from pathlib import Path
 
+import nv_kernels as nk
 import pytest
 import torch
-from nv_models import AdapterFiles, AdapterPool, load_model
+from nv_models import AdapterFiles, AdapterPool, load_model, plan_model
+from nv_models.layers.linear import Linear
 from safetensors.torch import load_file, save_file
 
 TOKENS = [(37 * i + 11) % 320 for i in range(40)]
@@ -120,6 +123,15 @@ def test_another_adapter_takes_a_slot_whole(tiny_checkpoint, adapters, paged_run
         expected = adapters.merged_logits(base, folder, TOKENS)
         assert error(paged_runner(model).step(TOKENS, 3), expected) < CLOSE
     assert pool.num_bytes == pool.values.numel() * 4
+
+
+def test_the_bytes_of_a_pool_are_planned(float_checkpoint):
+    plan = plan_model(float_checkpoint, dtype="float32")
+    pool = AdapterPool(plan.load(), 3, 24, torch.bfloat16)
+    assert plan.adapter_bytes(3, 24, torch.bfloat16) == pool.num_bytes == 2 * pool.values.numel()
+    per_layer = 32 * (3 * 128 + 512 + 256 + 128 + 2 * 128 + 384 + 192 + 128)  # A and B, rank 32
+    ends = 32 * 2 * (320 + 128)
+    assert pool.num_bytes == 3 * 2 * (2 * per_layer + ends)
 
 
 def test_a_name_without_model_is_found(tiny_checkpoint, adapters, tmp_path):
@@ -266,3 +278,34 @@ def test_values_that_are_not_finite_or_changed(base_pool, adapters, tmp_path):
         pool.fill(image, files)
     with pytest.raises(ValueError, match="holds NaN or infinity"):
         pool.fill(image, AdapterFiles.open(folder))
+
+
+QUANTIZED = Path(__file__).with_name("quantized")
+
+
+@pytest.mark.parametrize("name", ["w4", "int8", "fp8_row", "mixed"])
+def test_beside_a_quantized_base(name):
+    """Each product is the base's, whose bits stay, plus B A x."""
+    model = load_model(QUANTIZED / name, dtype="float32")
+    pool = AdapterPool(model, 2, 4)
+    generator = torch.Generator().manual_seed(0)
+    pool.values.copy_(torch.randn(pool.values.shape, generator=generator) * 0.05)
+    plan = nk.lora_plan(torch.tensor([1, -1, 0, -1], dtype=torch.int32), 2, 4)
+    products = [each for each in model.modules() if isinstance(each, Linear)]
+    assert len(products) >= 4
+    for each in products:
+        x = torch.randn(4, each.shape[1], generator=generator)
+        a, b, part_rows = each.lora
+        base, found = each.weight.linear(x), each.product(plan).linear(x)
+        assert torch.equal(found[[1, 3]], base[[1, 3]])
+        for token, slot in ((0, 1), (2, 0)):
+            hidden = (a[slot].double() @ x[token].double()).split(b.shape[2])
+            parts = zip(b[slot].double().split(part_rows), hidden, strict=True)
+            delta = torch.cat([rows @ part for rows, part in parts])
+            assert error(found[token], base[token] + delta) < CLOSE
+    layer = model.model.layers[0]
+    stream = nk.Stream(torch.randn(4, model.config.hidden_size, generator=generator))
+    for each in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj):
+        (base, _), (found, _) = (each(stream, layer.before_mlp_norm, p) for p in (None, plan))
+        assert torch.equal(found[[1, 3]], base[[1, 3]])
+        assert error(found[[0, 2]], base[[0, 2]]) > 1e-3
