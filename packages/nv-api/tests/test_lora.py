@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from nv_api import LLM, AsyncLLM, LoRARequest, SamplingParams
+import transformers
+from nv_api import LLM, AsyncLLM, LoRARequest, PoolingParams, SamplingParams
 from safetensors.torch import load_file, save_file
 
 BESIDE = Path(__file__).parents[2] / "nv-models/tests"
@@ -365,6 +366,69 @@ def test_an_embedding_with_an_adapter(qwen3):
                 state = qwen3.merged[request].model(torch.tensor(prompts[:1])).last_hidden_state
             expected = torch.nn.functional.normalize(state[0, -1], dim=0)
             assert (output.outputs.data - expected).norm() < CLOSE
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A base with three classes, an adapter that replaces the head, and one of low rank on it."""
+    folder = tmp_path_factory.mktemp("classifier")
+    tiny = beside("tiny_models")
+    config = transformers.Qwen3Config(**tiny.SIZES, **tiny.CASES["Qwen3"], num_labels=3)
+    model = transformers.Qwen3ForSequenceClassification(config)
+    tiny.randomize(model, 0)
+    model.save_pretrained(folder / "base")
+    requests = []
+    for number, more in enumerate(
+        (
+            {"base_model.model.score.weight": torch.randn(3, 64)},
+            {
+                "base_model.model.score.lora_A.weight": torch.randn(4, 64),
+                "base_model.model.score.lora_B.weight": torch.randn(3, 4),
+            },
+        ),
+        1,
+    ):
+        path = WRITER.write_adapter(
+            folder / str(number), folder / "base", r=4, seed=number, modules_to_save=["score"]
+        )
+        file = path / "adapter_model.safetensors"
+        save_file(load_file(file) | more, file)
+        requests.append(LoRARequest(f"classes {number}", number, str(path)))
+    return folder / "base", requests
+
+
+@torch.inference_mode()
+def classes(base, request, prompt):
+    """Logits [3] of the merged classifier."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        base, dtype=torch.float32, attn_implementation="eager"
+    )
+    if request is not None:
+        tensors = load_file(Path(request.lora_path) / "adapter_model.safetensors")
+        modules = dict(model.named_modules())
+        for name, values in tensors.items():
+            module = name.removeprefix("base_model.model.")
+            if module == "score.weight":
+                model.score.weight.copy_(values)
+            elif module.endswith(".lora_A.weight"):
+                delta = 2 * tensors[name.replace("lora_A", "lora_B")] @ values
+                modules[module.removesuffix(".lora_A.weight")].weight.add_(delta)
+    return model(torch.tensor([prompt])).logits[0]
+
+
+@pytest.mark.parametrize("task", ["classify", "token_classify"])
+def test_a_classifier_s_own_head(classifier, task):
+    base, adapters = classifier
+    prompts = [[5, 6, 7, 8, *range(20, 20 + 3 * n)] for n in range(6)]
+    requests = [None, *adapters] * 2
+    with LLM(str(base), **OPTIONS | {"max_num_batched_tokens": 9}) as llm:
+        assert task == "classify" or "token_classify" in llm._pooler.tasks
+        params = PoolingParams(use_activation=False)
+        outputs = llm.encode(prompts, params, False, requests, task)
+        for output, prompt, request in zip(outputs, prompts, requests, strict=True):
+            found = output.outputs.data if task == "classify" else output.outputs.data[-1]
+            expected = classes(base, request, prompt)
+            assert (found - expected).norm() / expected.norm() < CLOSE
 
 
 def test_async(qwen3, tmp_path):

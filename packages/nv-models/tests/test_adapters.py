@@ -202,12 +202,14 @@ TENSORS = {
     "lora_magnitude_vector is not a tensor of LoRA": {
         A0.replace("lora_A.weight", "lora_magnitude_vector"): torch.zeros(128)
     },
-    "score.weight is not a tensor of LoRA": {"base_model.model.score.weight": torch.zeros(2, 128)},
+    "score.weight is a whole module: this model has no such classifier": {
+        "base_model.model.score.weight": torch.zeros(2, 128)
+    },
     "layers.9.* has no such module": {
         A0.replace("layers.0", "layers.9"): torch.zeros(4, 128),
         A0.replace("layers.0", "layers.9").replace("_A", "_B"): torch.zeros(256, 4),
     },
-    "score has an adapter, and a classifier's own head": {
+    "score has an adapter, and this model has no such classifier": {
         "base_model.model.score.lora_A.weight": torch.zeros(4, 128)
     },
     "has A without the other": {A0.replace("q_proj", "o_proj"): torch.zeros(4, 256)},

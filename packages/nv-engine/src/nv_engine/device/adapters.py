@@ -12,7 +12,7 @@ from queue import SimpleQueue
 
 import nv_kernels as nk
 import torch
-from nv_models.adapters import AdapterFiles, AdapterPool
+from nv_models.adapters import AdapterFiles, AdapterImage, AdapterPool
 from torch import Tensor
 
 from nv_engine.batch import NO_ADAPTER, AdapterFetch, AdapterLoad, Batch, Chunk, StepResult
@@ -27,13 +27,13 @@ class AdapterUse(enum.Enum):
     NONE = enum.auto()
     LAYERS = enum.auto()
     ENDS = enum.auto()
-    """The embedding or the head too."""
+    """The embedding, the head or a classifier's own too."""
 
 
 class _Image:
     """A slot's values on the host, and how they came there."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: AdapterImage) -> None:
         self.values = values
         self.has_ends = False
         self.failure: str | None = None
@@ -191,7 +191,7 @@ class AdapterTables:
             if not self._is_first:
                 raise RuntimeError(f"{job.failure} (rank 0 may have read it)")
             self._failed[load.slot] = job.failure
-            self._pool.values[load.slot].zero_()
+            self._pool.clear(load.slot)
             return
         if job.has_ends:
             self._with_ends.add(load.slot)

@@ -106,9 +106,14 @@ class PoolHead:
         self.kept[slots_S] = sum_SE
         return sum_SE / rows.context_lens[:, None]
 
-    def results(self, states_NE: Tensor, slots_N: Tensor) -> Tensor:
-        """States [N, E] of prompts or tokens in slots [N] -> results [N, width] fp32."""
-        values_NO, asked_N2 = self.pooler(states_NE), self.asked[slots_N]
+    def results(
+        self, states_NE: Tensor, slots_N: Tensor, adapters_N: Tensor | None = None
+    ) -> Tensor:
+        """States [N, E] of prompts or tokens in slots [N] -> results [N, width] fp32.
+
+        With `adapters_N` the adapters of some change the classifier.
+        """
+        values_NO, asked_N2 = self.pooler(states_NE, adapters_N), self.asked[slots_N]
         columns_O = torch.arange(values_NO.shape[1], device=self.device)
         cut_NO = torch.where(columns_O < asked_N2[:, :1], values_NO, 0.0)
         return torch.where(asked_N2[:, 1:] == 1, self.pooler.activate(cut_NO), cut_NO)
@@ -137,15 +142,18 @@ class PoolWork:
 
         The last are [T, width]; they are there if a prompt of the batch asks for them.
         """
-        del lora  # poolers have no adapters
-        head = self._head
+        head, adapters_T = self._head, None if lora is None else lora.adapters
         last_SE = hidden_TE if layout.only_single_tokens else hidden_TE[rows.last]
-        results_SO = head.results(head.states(hidden_TE, last_SE, rows, step), step.slots_S)
+        adapters_S = adapters_T
+        if adapters_T is not None and not layout.only_single_tokens:
+            adapters_S = adapters_T[rows.last]
+        states_SE = head.states(hidden_TE, last_SE, rows, step)
+        results_SO = head.results(states_SE, step.slots_S, adapters_S)
         is_finite_S = last_SE.isfinite().all(1) & results_SO.isfinite().all(1)
         if self.key == POOLS:
             return results_SO, is_finite_S
         slots_T = self._slots_of_tokens(rows, step, layout)
-        return results_SO, is_finite_S, head.results(hidden_TE, slots_T)
+        return results_SO, is_finite_S, head.results(hidden_TE, slots_T, adapters_T)
 
     def _slots_of_tokens(self, rows: nk.StepRows, step: StepInputs, layout: Layout) -> Tensor:
         """The slot [T] of each token; the padding slot for tokens of no row."""

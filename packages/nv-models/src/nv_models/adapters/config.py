@@ -130,8 +130,8 @@ def _refuse(file: Path, values: Mapping[str, Any]) -> None:
         )
     if more := [each for each in values.get("modules_to_save") or () if each not in SAVED]:
         raise ValueError(
-            f"{file}: modules_to_save has {more[0]!r}: whole modules are read of a classifier's "
-            f"score alone; {MERGE}"
+            f"{file}: modules_to_save has {more[0]!r}: of whole modules only a classifier's score "
+            f"is read; {MERGE}"
         )
     for name, value in values.items():
         if name not in WITHOUT_EFFECT and name not in REFUSED and value:

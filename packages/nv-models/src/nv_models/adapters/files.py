@@ -43,6 +43,20 @@ class LowRank(NamedTuple):
     scale: float
 
 
+class Saved(NamedTuple):
+    """A module that was trained whole: a classifier's own head.
+
+    Attributes:
+        module: its name in the base model.
+        weight: the tensor's name; [N, K].
+        bias: the tensor's name; [N], or None.
+    """
+
+    module: str
+    weight: str
+    bias: str | None
+
+
 class _Tensor(NamedTuple):
     """A tensor's name, taken apart."""
 
@@ -108,14 +122,37 @@ class AdapterFiles:
             tensor = _taken_apart(name)
             if tensor is None:
                 problems.append(f"{name} is not a tensor of LoRA: {MERGE}")
+            elif tensor.part in {"weight", "bias"}:
+                problems += self._misfit_of_saved(tensor, targets)
             elif tensor.part:
                 pairs.setdefault(tensor.module, {})[tensor.part] = name
         found = [self._pair(m, pair, targets, max_rank, problems) for m, pair in pairs.items()]
-        if not pairs and not problems:
+        if not problems and not any(map(_is_read, self.shapes)):
             problems.append("it has no matrix of LoRA: save the adapter again")
         if problems:
             raise ValueError(f"{self.folder / WEIGHTS}: {'; '.join(first_few(problems, 5))}")
         return [each for each in found if each is not None]
+
+    def saved(self) -> list[Saved]:
+        """The modules that were trained whole; `matrices` has compared them with the model."""
+        parts = [tensor for tensor in map(_taken_apart, self.shapes) if tensor is not None]
+        biases = {tensor.module: tensor.name for tensor in parts if tensor.part == "bias"}
+        return [
+            Saved(each.module, each.name, biases.get(each.module))
+            for each in parts
+            if each.part == "weight"
+        ]
+
+    def _misfit_of_saved(self, tensor: _Tensor, targets: AdapterTargets) -> list[str]:
+        """Why a tensor of a whole module cannot be taken."""
+        wanted = targets.saved.get(tensor.module)
+        if wanted is None:
+            return [f"{tensor.name} is a whole module: {targets.why_not(tensor.module)}"]
+        shape = wanted if tensor.part == "weight" else wanted[:1]
+        if self.shapes[tensor.name] != shape:
+            found = list(self.shapes[tensor.name])
+            return [f"{tensor.name} has the shape {found}: it must be {list(shape)}"]
+        return []
 
     def _pair(
         self,
@@ -188,9 +225,25 @@ class AdapterReader:
             values: torch.Tensor = self._file.get_slice(name)[rows, columns]
         return values.float()
 
+    def whole(self, name: str) -> torch.Tensor:
+        """A whole tensor, in fp32 on the host."""
+        with torch.device("cpu"):
+            values: torch.Tensor = self._file.get_tensor(name)
+        return values.float()
+
+
+def _is_read(name: str) -> bool:
+    """Whether a tensor changes something."""
+    tensor = _taken_apart(name)
+    return tensor is not None and bool(tensor.part)
+
 
 def _taken_apart(name: str) -> _Tensor | None:
-    """A tensor's module and part: A, B, or "" for one that is not read; None: it is not known."""
+    """A tensor's module and part; None: it is not known.
+
+    A part is A or B, "weight" or "bias" of a module that was trained whole, or "" for a copy of the
+    base's.
+    """
     if not name.startswith(PREFIX):
         return None
     rest = name.removeprefix(PREFIX)
@@ -203,6 +256,9 @@ def _taken_apart(name: str) -> _Tensor | None:
     ):
         if rest.endswith(ending):
             return _Tensor(name, rest.removesuffix(ending), part)
+    for part in ("weight", "bias"):
+        if rest == f"score.{part}":
+            return _Tensor(name, "score", part)
     return None
 
 

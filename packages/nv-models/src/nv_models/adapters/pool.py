@@ -6,17 +6,20 @@ copy. The model's layers hold views of it. Never decides which adapter is in whi
 
 import math
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import nv_kernels as nk
 import torch
 from torch import nn
 
-from nv_models.adapters.files import AdapterFiles, AdapterReader, LowRank
+from nv_models.adapters.files import AdapterFiles, AdapterReader, LowRank, Saved
 from nv_models.adapters.targets import AdapterTargets
 from nv_models.causal import CausalLM
 from nv_models.layers.embedding import Embedding, Head
 from nv_models.layers.experts import ExpertMLPs, Router
 from nv_models.layers.linear import Linear
+from nv_models.pooling.pooler import Score
 from nv_models.quantization.form import Region
 
 LEAST_RANK = 16
@@ -27,7 +30,7 @@ WHY_NOT_EXPERTS = (
     "adapters of a mixture's experts or router are not computed: merge it (`merge_and_unload`)"
 )
 WHY_NOT_SCORE = (
-    "a classifier's own head is not taken from an adapter: merge it (`merge_and_unload`)"
+    "this model has no such classifier: load it as one, or merge the adapter (`merge_and_unload`)"
 )
 WHY_NOT_SCALED = (
     "this architecture multiplies its embedding, whose adapter is not computed: train it without"
@@ -59,6 +62,19 @@ def adapter_rank(max_rank: int) -> int:
     return max(LEAST_RANK, 1 << (max_rank - 1).bit_length())
 
 
+class AdapterImage(NamedTuple):
+    """The values of one slot on the host.
+
+    Attributes:
+        values: of low rank, in the pool's dtype.
+        score: what it adds to a classifier's weight, and in the last column to its bias: [labels,
+            E + 1] fp32; of other models [0, 1].
+    """
+
+    values: torch.Tensor
+    score: torch.Tensor
+
+
 class AdapterPool:
     """Slots 0 .. num_slots - 1.
 
@@ -67,6 +83,7 @@ class AdapterPool:
         num_slots: S.
         max_rank: of an adapter.
         values: [S, values of a slot].
+        score: [S, labels, E + 1] fp32, as `AdapterImage.score`.
     """
 
     def __init__(
@@ -86,11 +103,14 @@ class AdapterPool:
         linear: dict[str, tuple[int, int]] = {}
         embedding: dict[str, tuple[int, int]] = {}
         refused = {"score": WHY_NOT_SCORE, "classifier": WHY_NOT_SCORE}
+        score: Score | None = None
         views: list[tuple[nn.Module, str, tuple[int, ...], int, int]] = []
         device = None
         for name, module in model.named_modules(remove_duplicate=False):
             if isinstance(module, Router | ExpertMLPs):
                 refused[f"{name.rpartition('.')[0]}."] = WHY_NOT_EXPERTS
+            elif isinstance(module, Score) and not module.config.label_tokens:
+                score = module
             elif isinstance(module, Linear):
                 device = module.placement.device
                 regions = module.regions(name)
@@ -109,58 +129,90 @@ class AdapterPool:
                 region = Region(name, shape, module.kept, range(module.hidden_size))
                 rows = module.parallel.vocabulary_rows(module.vocab_size)
                 views.append((module, "head_lora", *self._take([(region, None)], rows)))
-        self.targets = AdapterTargets(linear, embedding, refused)
+        saved: dict[str, tuple[int, int]] = {}
+        if score is not None:
+            saved["score"] = score.weight.shape[0], score.weight.shape[1]
+        self.targets = AdapterTargets(linear | saved, embedding, saved, refused)
+        self._score = score
         self.dtype = dtype or model.config.dtype
         assert device is not None, "a model has products"
         self.values = torch.zeros(num_slots, self._size, dtype=self.dtype, device=device)
+        height, width = saved.get("score", (0, 0))
+        self.score = torch.zeros(num_slots, height, width + 1, device=device)
+        if score is not None:
+            score.adapters = self.score
         for module, attribute, part_rows, a, b in views:
             setattr(module, attribute, self._view(module, attribute, part_rows, a, b))
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all slots."""
-        return self.values.numel() * self.values.element_size()
+        return self.values.numel() * self.values.element_size() + 4 * self.score.numel()
 
-    def image(self) -> torch.Tensor:
+    def image(self) -> AdapterImage:
         """Room on the host for one slot's values: pinned memory if the pool is on a card."""
-        is_pinned = self.values.device.type == "cuda"
-        return torch.zeros(self._size, dtype=self.dtype, device="cpu", pin_memory=is_pinned)
+        made = partial(torch.zeros, device="cpu", pin_memory=self.values.device.type == "cuda")
+        return AdapterImage(
+            made(self._size, dtype=self.dtype), made(self.score.shape[1:], dtype=torch.float32)
+        )
 
-    def fill(self, image: torch.Tensor, files: AdapterFiles) -> bool:
+    def fill(self, image: AdapterImage, files: AdapterFiles) -> bool:
         """Read this rank's slices of an adapter into an image of a slot, and check its values.
 
         Returns:
-            Whether the adapter changes the embedding or the head.
+            Whether the adapter changes the embedding, the head or a classifier's own.
 
         Raises:
             ValueError: as `AdapterFiles.matrices`, or a value is not finite, or the files have
                 changed since they were opened.
         """
         matrices, reader = files.matrices(self.targets, self.max_rank), files.read()
-        image.zero_()
+        for part in image:
+            part.zero_()
         for matrix in matrices:
+            if matrix.module == "score":
+                product = reader.whole(matrix.b) @ reader.whole(matrix.a) * matrix.scale
+                image.score[:, :-1] += product
+                continue
             for place in self._places[matrix.module]:
-                self._fill(image, reader, matrix, place)
+                self._fill(image.values, reader, matrix, place)
+        for module in files.saved():
+            self._replace(image.score, reader, module)
         if not files.is_unchanged():
             raise ValueError(
                 f"{files.folder} has changed while it was read: load it with load_inplace=True"
             )
-        if not bool(image.isfinite().all()):
+        if not all(bool(part.isfinite().all()) for part in image):
             raise ValueError(
                 f"{files.folder} holds NaN or infinity, or values too large for {self.dtype}: train"
                 " it again, or load the model with a wider lora_dtype"
             )
         ends = self.end_modules
-        return any(matrix.module in ends for matrix in matrices)
+        return bool(files.saved()) or any(matrix.module in ends for matrix in matrices)
+
+    def _replace(self, score: torch.Tensor, reader: AdapterReader, module: Saved) -> None:
+        """Note by how much a classifier's head differs from the base's."""
+        assert self._score is not None, "compared with the model"
+        base = self._score
+        score[:, :-1] += reader.whole(module.weight) - base.weight.detach().cpu()
+        if module.bias is not None and base.bias is not None:
+            score[:, -1] += reader.whole(module.bias) - base.bias.detach().cpu()
 
     @property
     def end_modules(self) -> frozenset[str]:
-        """The embedding's and the head's names."""
-        return frozenset((*self.targets.embedding, "lm_head"))
+        """The names of the embedding, the head and a classifier's own."""
+        return frozenset((*self.targets.embedding, "lm_head", "score"))
 
-    def load(self, slot: int, image: torch.Tensor) -> None:
+    def load(self, slot: int, image: AdapterImage) -> None:
         """Copy a slot's values to the device, in the order of its stream."""
-        self.values[slot].copy_(image, non_blocking=True)
+        self.values[slot].copy_(image.values, non_blocking=True)
+        if self.score.numel():
+            self.score[slot].copy_(image.score, non_blocking=True)
+
+    def clear(self, slot: int) -> None:
+        """Let a slot change nothing."""
+        self.values[slot].zero_()
+        self.score[slot].zero_()
 
     def _take(
         self, parts: list[tuple[Region, torch.Tensor | None]], num_rows: int | None = None

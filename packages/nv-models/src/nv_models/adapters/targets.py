@@ -15,11 +15,13 @@ class AdapterTargets:
         linear: (N, K) of each matrix, over all ranks, by its name in the checkpoint; the head's
             too.
         embedding: (V, E) by name: one module, or none.
+        saved: (N, K) by name of modules that an adapter may replace: a classifier's head.
         refused: beginnings of names that are known and have no adapter, and why.
     """
 
     linear: Mapping[str, tuple[int, int]]
     embedding: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    saved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, name: str) -> str | None:

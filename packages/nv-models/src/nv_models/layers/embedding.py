@@ -168,7 +168,8 @@ class Head(Vocabulary):
             own = nn.functional.pad(own, (0, rows - own.shape[1]))
         if lora is not None and self.head_lora is not None:
             a, b, part_rows = self.head_lora
-            own = nk.lora_expand(own, nk.lora_shrink(hidden, a, lora), b, part_rows, lora)
+            shrunk = nk.lora_shrink(hidden, a, lora)
+            own = nk.lora_expand(own.contiguous(), shrunk, b, part_rows, lora)
         logits = self.parallel.all_gather_last(own)
         return logits[:, : self.vocab_size].contiguous()
 

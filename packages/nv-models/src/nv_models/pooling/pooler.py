@@ -52,10 +52,17 @@ class Score(nn.Module):
         empty = partial(placement.empty, dtype=torch.float32)
         self.weight = empty(rows, config.hidden_size)
         self.bias = empty(config.num_labels) if config.has_bias else None
+        self.adapters: torch.Tensor | None = None  # [S, labels, E + 1] of an `AdapterPool`
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[R, E] -> [R, labels]."""
-        return nn.functional.linear(x, self.weight, self.bias)
+    def forward(self, x: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """[R, E] -> [R, labels]; `adapters` [R]: the slots of rows' adapters, -1: none."""
+        values = nn.functional.linear(x, self.weight, self.bias)
+        if adapters is None or self.adapters is None:
+            return values
+        for slot, more in enumerate(self.adapters):
+            own = values + nn.functional.linear(x, more[:, :-1], more[:, -1])
+            values = torch.where((adapters == slot)[:, None], own, values)
+        return values
 
     def shards(self, name: str) -> Iterator[Shard]:
         """`score` of the checkpoint, or the rows of two tokens of its head."""
@@ -94,8 +101,16 @@ class Pooler(nn.Module):
             dense = (DenseModule(layer, DENSE.format(index), placement) for index, layer in named)
             self.steps = nn.Sequential(*dense)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """States [R, E] -> values [R, width] fp32, before the activation."""
+    def forward(self, states: torch.Tensor, adapters: torch.Tensor | None = None) -> torch.Tensor:
+        """States [R, E] -> values [R, width] fp32, before the activation.
+
+        Args:
+            states: of prompts or tokens.
+            adapters: [R], the slots of their adapters, -1: none; None: none changes the classifier.
+        """
+        if isinstance(self.steps, Score):
+            scored: torch.Tensor = self.steps(states.float(), adapters)
+            return scored
         values: torch.Tensor = self.steps(states.float())
         return values
 

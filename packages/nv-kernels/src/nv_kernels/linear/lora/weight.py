@@ -61,7 +61,7 @@ class Adapted(Weight):
         return self.added(self.base.logits(hidden), hidden)
 
     def added(self, product: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Add the adapters' products of x [T, K] to those of the base, in place."""
+        """Add the adapters' products of x [T, K] to those of the base, which may change."""
         lora = self.lora
         hidden = lora_shrink(x, lora.a, self.plan)
-        return lora_expand(product, hidden, lora.b, lora.part_rows, self.plan)
+        return lora_expand(product.contiguous(), hidden, lora.b, lora.part_rows, self.plan)
