@@ -210,7 +210,7 @@ class AdapterPool:
             self.score[slot].copy_(image.score, non_blocking=True)
 
     def clear(self, slot: int) -> None:
-        """Let a slot change nothing."""
+        """Fill a slot with zeros, which change nothing."""
         self.values[slot].zero_()
         self.score[slot].zero_()
 
