@@ -70,16 +70,19 @@ class RequestStream:
             Exception: what `take` raises.
         """
         self._take = take
-        while True:
-            self._busy = asyncio.get_running_loop().create_future()
-            self._hand_on()
-            room = await self._busy
-            if room is not None:
-                await room
-            elif self._error is not None:
-                raise self._error
-            else:
-                return
+        try:
+            while True:
+                self._busy = asyncio.get_running_loop().create_future()
+                self._hand_on()
+                room = await self._busy
+                if room is not None:
+                    await room
+                elif self._error is not None:
+                    raise self._error
+                else:
+                    return
+        finally:
+            self._take = None  # it may hold this stream
 
     def abort(self) -> None:
         """End the request; its completions end with finish_reason "abort"."""

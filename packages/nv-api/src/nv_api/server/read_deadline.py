@@ -41,6 +41,11 @@ class ReadDeadline:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._seconds[part], self._end, part)
 
+    def close(self) -> None:
+        """Wait for nothing more, and hold nothing."""
+        self.wait_for(None)
+        self._expire = lambda _: None
+
     def _end(self, part: Part) -> None:
         self._part = self._timer = None
         self._expire(part)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 LINGER_SECONDS = 1.0
 """From the loss of the engine to the exit: streams get their error events."""
 POLL_SECONDS = 0.1
+FULL_COLLECTION = 1000
+"""Collections of younger objects before one of all: in minutes, not in seconds. It holds the loop
+up for a fifth of a second beside a thousand streams, and requests leave nothing to it."""
 NUM_LISTENERS = 8
 """Of each socket: uvloop accepts one connection per listener in a turn of its loop, and a turn with
 a thousand events takes tens of milliseconds."""
@@ -160,6 +163,8 @@ def run(
     follow_environment()
 
     engine = engine_options(llm_options)
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, FULL_COLLECTION)
 
     async def whole() -> int:
         llm = nv_api.AsyncLLM(model, **engine)

@@ -66,6 +66,7 @@ class _Client:
         """The request is over."""
         if self._listening is not None:
             self._listening.cancel()
+            self._listening = None  # its error would keep this client, and so itself
 
     async def _listen(self) -> None:
         message: Message = {"type": "http.request"}
