@@ -43,6 +43,9 @@ class FakeLibrary:
         del seconds
         self.tick()
 
+    def close(self):
+        self.unread.clear()
+
 
 class Simulation:
     """An engine over the fake device that remembers what was asked and what came."""
