@@ -27,25 +27,15 @@ from triton.experimental.gluon import language as gl
 
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.triton.quantized_layout import UNPACK_WORD
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Warps
     from nv_kernels.linear.triton.quantized_layout import LaidOut
 
 UNIT = gl.constexpr(256)  # words of 16 rows by 128 columns
-# A word has codes of two columns and two rows (r, r + 8), of each half of the chunk: the whole left
-# operand of a product of 16 columns. 128 + code in bf16 has the code in its last bits.
-UNPACK = gl.constexpr("""{
-    .reg .b32 first, second;
-    prmt.b32 first, $4, 0, 0x4140;
-    prmt.b32 second, $4, 0, 0x4342;
-    lop3.b32 $0, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, second, 0x000F000F, 0x43004300, 0xEA;
-    shr.u32 first, first, 4;
-    shr.u32 second, second, 4;
-    lop3.b32 $2, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, second, 0x000F000F, 0x43004300, 0xEA;
-}""")
+# Of a half of the chunk a word is the whole left operand of a product of 16 columns.
+UNPACK = gl.constexpr(UNPACK_WORD + "}")
 MULTIPLY = gl.constexpr("""
     mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
         {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};

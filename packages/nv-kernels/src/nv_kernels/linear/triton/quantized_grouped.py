@@ -16,7 +16,7 @@ import triton.language as tl
 
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
-from nv_kernels.linear.triton.quantized_layout import CHUNK, LaidOut
+from nv_kernels.linear.triton.quantized_layout import CHUNK, UNPACK_WORD, LaidOut
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Tile
@@ -24,18 +24,7 @@ if TYPE_CHECKING:
 gdc_launch = tl.extra.cuda.gdc_launch_dependents
 gdc_wait = tl.extra.cuda.gdc_wait
 HALF = tl.constexpr(64)  # columns of half a chunk
-# Eight codes in four bytes: 128 + code in bf16 has the code in its last bits.
-UNPACK = tl.constexpr("""{
-    .reg .b32 first, second;
-    prmt.b32 first, $4, 0, 0x4140;
-    prmt.b32 second, $4, 0, 0x4342;
-    lop3.b32 $0, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, second, 0x000F000F, 0x43004300, 0xEA;
-    shr.u32 first, first, 4;
-    shr.u32 second, second, 4;
-    lop3.b32 $2, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, second, 0x000F000F, 0x43004300, 0xEA;
-}""")
+UNPACK = tl.constexpr(UNPACK_WORD + "}")
 
 
 @triton.jit

@@ -23,6 +23,30 @@ CHUNK = 128  # columns that one step of a kernel multiplies
 ROWS = 64  # rows that one tile of a kernel has at least
 UNIT_ROWS = 16
 SMALLEST_GROUP = 16
+# A word has codes of two columns (2j, 2j + 1) and two rows (r, r + 8), of each half of a chunk. $4
+# is a word; $0 to $3 are the rows r and r + 8 of its first half, then of its second, each as
+# 128 + code in bf16, which has the code in its last bits.
+UNPACK_WORD = """{
+    .reg .b32 first, second;
+    prmt.b32 first, $4, 0, 0x4140;
+    prmt.b32 second, $4, 0, 0x4342;
+    lop3.b32 $0, first, 0x000F000F, 0x43004300, 0xEA;
+    lop3.b32 $1, second, 0x000F000F, 0x43004300, 0xEA;
+    shr.u32 first, first, 4;
+    shr.u32 second, second, 4;
+    lop3.b32 $2, first, 0x000F000F, 0x43004300, 0xEA;
+    lop3.b32 $3, second, 0x000F000F, 0x43004300, 0xEA;
+"""
+UNPACK_LESS_ZERO = (
+    UNPACK_WORD
+    + """
+    sub.rn.bf16x2 $0, $0, $5;
+    sub.rn.bf16x2 $1, $1, $6;
+    sub.rn.bf16x2 $2, $2, $5;
+    sub.rn.bf16x2 $3, $3, $6;
+"""
+)
+"""The same less $5, 128 + zero of row r, and $6, of row r + 8."""
 
 
 @dataclass(frozen=True)

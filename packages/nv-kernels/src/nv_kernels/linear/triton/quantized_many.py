@@ -29,6 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.triton.quantized_layout import UNPACK_LESS_ZERO
+from nv_kernels.linear.triton.quantized_slab import left_operand
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Groups
@@ -36,31 +38,15 @@ if TYPE_CHECKING:
 
 CHUNK = gl.constexpr(128)  # columns of a chunk
 UNIT = gl.constexpr(256)  # words of 16 rows by 128 columns: a warp's share of a chunk
-# A word has codes of two columns (2j, 2j + 1) and two rows (r, r + 8), of each half of the chunk.
-# 128 + code in bf16 has the code in its last bits. Of the two rows: $5 and $6 are 128 + zero, $7
-# and $8 the scales.
-START = gl.constexpr("""{
-    .reg .b32 first, second;
-    prmt.b32 first, $4, 0, 0x4140;
-    prmt.b32 second, $4, 0, 0x4342;
-    lop3.b32 $0, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, second, 0x000F000F, 0x43004300, 0xEA;
-    shr.u32 first, first, 4;
-    shr.u32 second, second, 4;
-    lop3.b32 $2, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, second, 0x000F000F, 0x43004300, 0xEA;
-    sub.rn.bf16x2 $0, $0, $5;
-    sub.rn.bf16x2 $1, $1, $6;
-    sub.rn.bf16x2 $2, $2, $5;
-    sub.rn.bf16x2 $3, $3, $6;""")
-UNPACK = gl.constexpr(START.value + """
+# $7 and $8 are the scales of the two rows.
+UNPACK = gl.constexpr(UNPACK_LESS_ZERO + """
     mul.rn.bf16x2 $0, $0, $7;
     mul.rn.bf16x2 $1, $1, $8;
     mul.rn.bf16x2 $2, $2, $7;
     mul.rn.bf16x2 $3, $3, $8;
 }""")  # fmt: skip
 # A scale of more bits is the sum of $7 and $9, or $8 and $10.
-UNPACK_SUM = gl.constexpr(START.value + """
+UNPACK_SUM = gl.constexpr(UNPACK_LESS_ZERO + """
     .reg .b32 rest;
     mul.rn.bf16x2 rest, $0, $9;
     fma.rn.bf16x2 $0, $0, $7, rest;
@@ -71,17 +57,6 @@ UNPACK_SUM = gl.constexpr(START.value + """
     mul.rn.bf16x2 rest, $3, $10;
     fma.rn.bf16x2 $3, $3, $8, rest;
 }""")  # fmt: skip
-
-
-@gluon.jit
-def _operand(upper, lower, operand: gl.constexpr):
-    """Pairs of columns of rows r and of rows r + 8, [4, 2, 32, 4] -> bf16 [64, 64]."""
-    first = gl.join((upper & 0xFFFF).to(gl.int16), (lower & 0xFFFF).to(gl.int16))
-    second = gl.join((upper >> 16).to(gl.int16), (lower >> 16).to(gl.int16))
-    values = gl.join(first, second).to(gl.bfloat16, bitcast=True)
-    # warp, half, row, pair, column 16, column 8, row 8, column
-    values = values.reshape([4, 2, 8, 4, 2, 2, 2, 2]).permute((0, 6, 2, 1, 4, 5, 3, 7))
-    return gl.convert_layout(values.reshape([64, 64]), operand, assert_trivial=True)
 
 
 @gluon.jit
@@ -118,7 +93,7 @@ def _dequantize(words, upper, lower, upper_zero, lower_zero, operand: gl.constex
             [words, upper_zero, lower_zero, upper_scale, lower_scale, upper_rest, lower_rest],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
         )  # fmt: skip
-    return _operand(a, b, operand), _operand(c, d, operand)
+    return left_operand(a, b, operand), left_operand(c, d, operand)
 
 
 @gluon.jit

@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.triton.quantized_layout import UNPACK_LESS_ZERO
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Ring
@@ -35,27 +36,11 @@ if TYPE_CHECKING:
 
 CHUNK = gl.constexpr(128)  # columns of a chunk
 UNIT = gl.constexpr(256)  # words of 16 rows by 128 columns: a warp's share of a chunk
-# A word has codes of two columns (2j, 2j + 1) and two rows (r, r + 8), of each half of the chunk.
-# 128 + code in bf16 has the code in its last bits; $5 and $6 are 128 + zero of the two rows.
-UNPACK = gl.constexpr("""{
-    .reg .b32 first, second;
-    prmt.b32 first, $4, 0, 0x4140;
-    prmt.b32 second, $4, 0, 0x4342;
-    lop3.b32 $0, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $1, second, 0x000F000F, 0x43004300, 0xEA;
-    shr.u32 first, first, 4;
-    shr.u32 second, second, 4;
-    lop3.b32 $2, first, 0x000F000F, 0x43004300, 0xEA;
-    lop3.b32 $3, second, 0x000F000F, 0x43004300, 0xEA;
-    sub.rn.bf16x2 $0, $0, $5;
-    sub.rn.bf16x2 $1, $1, $6;
-    sub.rn.bf16x2 $2, $2, $5;
-    sub.rn.bf16x2 $3, $3, $6;
-}""")
+UNPACK = gl.constexpr(UNPACK_LESS_ZERO + "}")
 
 
 @gluon.jit
-def _operand(upper, lower, operand: gl.constexpr):
+def left_operand(upper, lower, operand: gl.constexpr):
     """Pairs of columns of rows r and of rows r + 8, [4, 2, 32, 4] -> bf16 [64, 64]."""
     first = gl.join((upper & 0xFFFF).to(gl.int16), (lower & 0xFFFF).to(gl.int16))
     second = gl.join((upper >> 16).to(gl.int16), (lower >> 16).to(gl.int16))
@@ -72,7 +57,9 @@ def _unpack(words, upper_zero, lower_zero, operand: gl.constexpr):
         UNPACK, "=&r,=&r,=&r,=&r,r,r,r", [words, upper_zero, lower_zero],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1,
     )  # fmt: skip
-    return _operand(low_upper, low_lower, operand), _operand(high_upper, high_lower, operand)
+    return left_operand(low_upper, low_lower, operand), left_operand(
+        high_upper, high_lower, operand
+    )
 
 
 @gluon.jit
