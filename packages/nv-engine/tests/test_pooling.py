@@ -7,11 +7,12 @@ import nv_kernels as nk
 import pytest
 import torch
 from nv_engine import Engine, EngineConfig, EngineRequest, PoolingParams
+from pooling_ranks import start_ranks
 from safetensors.torch import load_file, save_file
 from test_broken_rows import BAD
 from test_padded_steps import CPU, EagerGraphs
 from torch.nn.functional import normalize
-from transformers import AutoModel
+from transformers import AutoModel, Qwen3Config, Qwen3ForSequenceClassification
 
 MAX_LEN = 96
 LENGTHS = (1, 40, 16, 5, MAX_LEN, 17)
@@ -73,11 +74,14 @@ def truth(states, mode, prompt, params):
     return rows if params.use_activation is False else normalize(rows, dim=-1)
 
 
-def start(folder, **options):
+def config_of(folder, **options):
     sizes = {"max_model_len": MAX_LEN, "kvcache_block_size": 16, "num_kvcache_blocks": 40}
     defaults = {"max_num_seqs": 8, "device": "cpu", **sizes}
-    config = EngineConfig(model=str(folder), **defaults | options)
-    return Engine(config)
+    return EngineConfig(model=str(folder), **defaults | options)
+
+
+def start(folder, **options):
+    return Engine(config_of(folder, **options))
 
 
 def pool(engine, prompts, params):
@@ -195,13 +199,48 @@ def test_neither_head_nor_draw_is_there(folders, states, monkeypatch):
     check(states, "lasttoken", pool(engine, PROMPTS, ASKED))
 
 
+@pytest.fixture(scope="module")
+def classifiers(checkpoint, tmp_path_factory):
+    """By the number of labels: a classifier's folder, and the model in transformers."""
+    made = {}
+    for num_labels in (3, 1):
+        torch.manual_seed(num_labels)
+        config = Qwen3Config.from_pretrained(checkpoint, num_labels=num_labels)
+        model = Qwen3ForSequenceClassification(config).eval()
+        folder = tmp_path_factory.mktemp("classifier")
+        model.save_pretrained(folder)
+        made[num_labels] = folder, model
+    return made
+
+
 @pytest.mark.slow
-def test_two_ranks_give_the_same(folders, states):
-    engine = start(folders["mean"], tensor_parallel_size=2, max_num_batched_tokens=64)
+def test_two_ranks_give_the_same(folders, states, classifiers):
+    """Embeddings, classes and scores, by four models on the same two ranks."""
+    models = [folders["mean"], folders["lasttoken"], *(each[0] for each in classifiers.values())]
+    options = {"tensor_parallel_size": 2, "max_num_batched_tokens": 64}
+    configs = [config_of(folder, **options) for folder in models]
+    ranks, executors = start_ranks(configs)
     try:
-        check(states, "mean", pool(engine, PROMPTS, ASKED))
+        mean, last, classes, scores = map(Engine, configs, executors)
+        check(states, "mean", pool(mean, PROMPTS, ASKED))
+        check(states, "lasttoken", pool(last, PROMPTS, ASKED))
+        shared = [[*PROMPTS[4][:80], 7]]
+        (update,) = updates = pool(last, shared, ASKED[:1])
+        assert update.num_cached_tokens == 80
+        check(states, "lasttoken", updates, shared, ASKED[:1])
+        check_classes(classifiers[3][1], classes, "classify", lambda logits: logits.softmax(-1))
+        check_classes(classifiers[1][1], scores, "score", lambda logits: logits.sigmoid())
     finally:
-        engine.close()
+        ranks.close()
+
+
+def check_classes(model, engine, task, activation):
+    """Class values of the prompts equal transformers', each of its last token."""
+    updates = pool(engine, PROMPTS, [PoolingParams(task=task)] * len(PROMPTS))
+    for prompt, update in zip(PROMPTS, updates, strict=True):
+        with torch.inference_mode():
+            want = activation(model(torch.tensor([prompt])).logits)
+        torch.testing.assert_close(values(update), want, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
