@@ -4,12 +4,13 @@ Owns the engine, when it steps, and the results that `step` has not returned yet
 user wrote (prompts come tokenized) and never makes text (the processor does).
 """
 
+import sys
 import threading
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from nv_engine.user_line import warn_user
 from nv_engine.values import one_id
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 ALL = slice(None)
 """Slice of a list: every entry."""
 
+T = TypeVar("T")
+
+
+class Busy(RuntimeError):
+    """The engine is at work: for another thread, or below this call."""
+
 
 class Session:
     """Runs a list of requests to its end, streams one, or steps; the three may be mixed.
@@ -47,6 +54,7 @@ class Session:
         compiler = grammar_compiler(lambda: backend, engine)
         self._processor = Processor(engine, tokenizer, compiler)
         self._kept: list[Finished] = []  # ended, not yet returned by `step`
+        self._left: list[AnyRequest] = []  # to be dropped by the next step
         self._num_warned = 0  # `step` has warned of errors among the first so many
         self._warned_of_full_pool = False
         self._is_closed = False
@@ -89,12 +97,12 @@ class Session:
     def add_lora(self, request: "LoRARequest") -> None:
         """Begin to read an adapter; raises as `Engine.add_adapter`."""
         with self._alone():
-            self._engine.add_adapter(request)
+            self._work(partial(self._engine.add_adapter, request))
 
     def remove_lora(self, adapter_id: int) -> bool:
         """Let an adapter's id mean nothing; False if it meant nothing."""
         with self._alone():
-            return self._engine.remove_adapter(adapter_id)
+            return self._work(partial(self._engine.remove_adapter, adapter_id))
 
     @property
     def lora_ids(self) -> set[int]:
@@ -103,20 +111,21 @@ class Session:
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
-        self._engine.reset_prefix_cache()
+        with self._alone():
+            self._work(self._engine.reset_prefix_cache)
 
     def add(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]
     ) -> list[Request]:
         """Queue prompts, all or none, for `step`; raises as `Processor.add` does."""
         with self._alone():
-            return self._processor.add(prompts, params)
+            return self._work(partial(self._processor.add, prompts, params))
 
     def run(
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"], use_tqdm: UseTqdm
     ) -> list[RequestOutput]:
         """Complete prompts, in their order; any exception aborts them all."""
-        add = partial(self._processor.add, prompts, params)
+        add = partial(self.add, prompts, params)
         requests = self._run(add, len(prompts), use_tqdm)
         return [request.output() for request in requests]
 
@@ -125,13 +134,13 @@ class Session:
     ) -> list[PooledRequest]:
         """Queue prompts that are to be pooled, all or none, for `step`."""
         with self._alone():
-            return self._processor.pool(prompts, params)
+            return self._work(partial(self._processor.pool, prompts, params))
 
     def pool(
         self, prompts: Sequence[TokenPrompt], params: Sequence["PoolingParams"], use_tqdm: UseTqdm
     ) -> list[PooledRequest]:
         """Pool prompts, in their order; any exception aborts them all."""
-        add = partial(self._processor.pool, prompts, params)
+        add = partial(self.add_pooled, prompts, params)
         return self._run(add, len(prompts), use_tqdm, "Pooling")
 
     def _run(
@@ -202,7 +211,7 @@ class Session:
         """Abort a request and forget its results; an unknown id is a no-op."""
         one_id("request_id", request_id)
         with self._alone():
-            self._processor.abort(request_id)
+            self._work(partial(self._processor.abort, request_id))
         self._forget({request_id})
 
     def close(self) -> None:
@@ -212,16 +221,43 @@ class Session:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Raise if another thread is inside the engine, which is not thread-safe."""
+        """Raise if the engine, which is not thread-safe, is at work.
+
+        Raises:
+            Busy: another thread is inside it, or this call came from a signal handler or a
+                finalizer that ran in the middle of its work.
+        """
         if not self._turn.acquire(blocking=False):
-            raise RuntimeError(
+            raise Busy(
                 "another thread is using this LLM: let one thread at a time call it, with a lock "
                 "around the calls, or with all prompts in one call of generate"
             )
         try:
+            if self._is_at_work():
+                raise Busy(
+                    "this LLM was called in the middle of one of its own steps, as from a signal "
+                    "handler: let the handler only set a flag, and call this LLM once the call "
+                    "that runs has returned"
+                )
             yield
         finally:
             self._turn.release()
+
+    def _work(self, call: Callable[[], T]) -> T:
+        """Call into the engine. As long as it works, the stack shows a frame of this function."""
+        return call()
+
+    def _is_at_work(self) -> bool:
+        """Whether the engine is at work below the caller, in the same thread.
+
+        Read from the stack: a flag could be left standing by an interrupt.
+        """
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code in WORK and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def _forget(self, request_ids: Container[int]) -> None:
         """Remove the results of these requests, so that `step` does not return them."""
@@ -231,15 +267,31 @@ class Session:
         )
         self._kept, self._num_warned = warned + others, len(warned)
 
-    def _drop(self, requests: Sequence[Request]) -> None:
-        """Abort unfinished requests; if no other is in flight, also end the engine's last steps."""
-        for request in requests:
-            self._processor.abort(request.request_id)
-        self._forget({request.request_id for request in requests})
+    def _drop(self, requests: Sequence[AnyRequest]) -> None:
+        """Abort unfinished requests; if no other is in flight, also end the engine's last steps.
+
+        If the engine is at work, as when a stream is collected in the middle of a step or closed by
+        another thread, the next step does it.
+        """
+        try:
+            with self._alone():
+                self._work(partial(self._end, requests))
+        except Busy:
+            self._left += requests
+
+    def _end(self, requests: Sequence[AnyRequest]) -> None:
+        """Abort requests, and end the engine's last steps if no other is in flight."""
+        self._abort(requests)
         if not self._engine.is_here:
             return  # a fork inherited this stream; the steps belong to the parent
         while self._engine.has_unfinished and not self._processor.has_unfinished:
             self._engine.step()
+
+    def _abort(self, requests: Sequence[AnyRequest]) -> None:
+        """Abort requests and forget their results."""
+        for request in requests:
+            self._processor.abort(request.request_id)
+        self._forget({request.request_id for request in requests})
 
     def _finish(
         self, requests: Sequence[Request], progress: Progress, pause: CollectorPause
@@ -268,15 +320,23 @@ class Session:
                 "this LLM is closed, its unfinished requests are lost: make a new one"
             )
         with self._alone(), whole_step():
-            step = self._engine.advance()
-            untaken = self._processor.process(step.updates)
-            ended = tuple(untaken)
-            kept = [each for each in ended if each.request.request_id not in own]
-            # one statement without a call: an interrupt comes before or after both
-            self._kept[END], untaken[ALL] = kept, ()
+            step, ended = self._settle(own)
         self._warn_of_full_pool(ended)
         done = {e.request.request_id for e in ended if e.request.finished}
         return step, len(done & own)
+
+    def _settle(self, own: Container[int]) -> tuple["StepOutput", tuple[Finished, ...]]:
+        """Step the engine, bring the tokens to their requests; returns what ended too."""
+        while self._left:
+            self._abort(self._left[:1])
+            del self._left[0]
+        step = self._engine.advance()
+        untaken = self._processor.process(step.updates)
+        ended = tuple(untaken)
+        kept = [each for each in ended if each.request.request_id not in own]
+        # one statement without a call: an interrupt comes before or after both
+        self._kept[END], untaken[ALL] = kept, ()
+        return step, ended
 
     def _warn_of_full_pool(self, ended: Sequence[Finished]) -> None:
         """Warn, once per session, that a completion ended early because the KV cache is full."""
@@ -288,6 +348,10 @@ class Session:
                     f"{len(completion.token_ids)} tokens: {completion.stop_reason} (warned once)"
                 )
                 return
+
+
+WORK = frozenset({Session._work.__code__, Session._settle.__code__})
+"""Functions that are on the stack as long as the engine works."""
 
 
 def warn_of_errors(ended: Sequence[Finished]) -> None:

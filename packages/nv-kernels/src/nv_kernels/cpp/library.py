@@ -49,7 +49,10 @@ def why_not() -> str:
 
 @cache
 def _load() -> ctypes.CDLL | str:
-    compiler = find_compiler()
+    try:
+        compiler = find_compiler()
+    except ValueError as error:  # shlex names no value
+        return f"CXX is {os.environ['CXX']!r}, which is no command ({error}); correct or unset it"
     if not compiler:
         return f"{os.environ.get('CXX') or 'a C++ compiler'} was not found; install g++, or set CXX"
     try:
@@ -107,5 +110,8 @@ def _compile(compiler: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [*compiler, *FLAGS, str(SOURCES / "kernels.cpp"), "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS)
+        # A compiler writes in the user's language, in whatever bytes.
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        )
         made.replace(path)
