@@ -1,6 +1,7 @@
 """The length of a sequence: what a scaled rope gives, and which setting binds."""
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -62,3 +63,19 @@ def test_b13_an_option_that_binds_is_named(scaled):
         ),
     ):
         llm.generate([[5] * 100], GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("overrides", [None, {"rms_norm_eps": 1e-6}])
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_16_the_file_and_the_field_that_bind_are_named(scaled, tmp_path, overrides, is_gguf):
+    file, field = tmp_path / "config.json", "max_position_embeddings"
+    if is_gguf:
+        file, field = Path("/models/m.gguf"), "qwen3.context_length"
+        record = {"file": str(file), "warnings": []}
+        (tmp_path / "from_gguf.json").write_text(json.dumps(record))
+    place = f"({field} and the scaling of its rope, in {file}"
+    place += " with hf_overrides)" if overrides else ")"
+    with pytest.warns(UserWarning, match=re.escape(f"own length is 256 {place}: 256 is used")):
+        llm = scaled(LINEAR, max_model_len=300, hf_overrides=overrides)
+    with llm, pytest.raises(ValueError, match=re.escape(f"own length is 256 {place}, so there")):
+        llm.generate([[5] * 256], GREEDY, use_tqdm=False)

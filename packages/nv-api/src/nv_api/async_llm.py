@@ -148,6 +148,7 @@ class AsyncLLM(OneProcess):
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
+        self._check_alive()
 
     @property
     def is_ready(self) -> bool:
@@ -511,7 +512,7 @@ class AsyncLLM(OneProcess):
         except BaseException:
             self._started.cancel()  # nothing awaits it
             raise
-        keywords.warn_of_length(self._options, prepared.own_length)
+        keywords.warn_of_length(self._options, prepared.own_length, prepared.length_place)
         given = self._given
         source = None if given.skip_tokenizer_init else given.tokenizer or prepared.engine.model
         tokenizer = None if source is None else str(source)

@@ -151,13 +151,12 @@ def parse(model: str | Path, options: Mapping[str, Any]) -> Options:
     )
 
 
-def warn_of_length(options: Mapping[str, Any], own: int) -> None:
+def warn_of_length(options: Mapping[str, Any], own: int, place: str) -> None:
     """Warn that the user's max_model_len is cut to the model's own length."""
     asked = whole(options.get("max_model_len"))
     if asked is not None and asked > own:
         warn_user(
-            f"max_model_len is {asked} and the model's own length is {own} "
-            f"(max_position_embeddings and the scaling of its rope, in config.json): {own} is used"
+            f"max_model_len is {asked} and the model's own length is {own} ({place}): {own} is used"
         )
 
 

@@ -36,6 +36,8 @@ class Prepared(NamedTuple):
     """The checkpoint's recommendation."""
     own_length: int
     """Most tokens of a text of the model's."""
+    length_place: str
+    """Which field of which file gives that."""
     pooler: PoolerConfig | None
     """How prompts are pooled; None: the model generates text."""
 
@@ -53,7 +55,7 @@ class Started(NamedTuple):
 def start(model: str, options: Mapping[str, Any]) -> Started:
     """Load a model; arguments and errors are those of `LLM`."""
     prepared = prepare(keywords.parse(model, options))
-    keywords.warn_of_length(options, prepared.own_length)
+    keywords.warn_of_length(options, prepared.own_length, prepared.length_place)
     session = Session(Engine(prepared.engine), prepared.tokenizer)
     return Started(session, prepared.tokenizer, prepared.default_params, prepared.pooler)
 
@@ -80,7 +82,9 @@ def prepare(given: keywords.Options) -> Prepared:
         tokenizer_eos_token_ids=tokenizer.eos_token_ids if tokenizer else (),
         tokenizer_num_ids=tokenizer.num_ids if tokenizer else None,
     )
-    return Prepared(engine, tokenizer, default_params, config.max_length, pooler)
+    return Prepared(
+        engine, tokenizer, default_params, config.max_length, config.length_place, pooler
+    )
 
 
 def _default_params(path: Path, config: ModelConfig) -> SamplingParams:

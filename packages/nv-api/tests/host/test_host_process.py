@@ -82,6 +82,9 @@ def test_s05_a_killed_host_is_an_error_of_each_request_within_a_second(checkpoin
             assert "SIGKILL" in str(errors[0])
             with pytest.raises(EngineDead, match="SIGKILL"):
                 await read(llm)
+            for call in (llm.ready, llm.reset_prefix_cache):
+                with pytest.raises(EngineDead, match="SIGKILL"):
+                    await call()
 
     asyncio.run(main())
 

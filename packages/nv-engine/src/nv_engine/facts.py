@@ -52,6 +52,8 @@ class ModelFacts:
     """Tokens per block."""
     own_model_len: int = MAX_COUNT
     """The model's own longest sequence, whatever max_model_len asks for."""
+    length_place: str = "its files"
+    """Which field of which of the model's files gives `own_model_len`."""
     mixed_steps: MixedSteps | None = None
     """Tokens of prompts in a step beside decoding rows; None: up to max_num_batched_tokens."""
     num_ids: int | None = None

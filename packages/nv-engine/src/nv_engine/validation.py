@@ -110,10 +110,7 @@ def _bound(facts: ModelFacts) -> str:
         no_room = "which is less: pass truncate_prompt_tokens=-1, which keeps the last ones"
     if length < own:
         return f"max_model_len is {length}, {no_room}, or raise max_model_len (up to {own})"
-    return (
-        f"the model's own length is {length} (max_position_embeddings and the scaling of its rope, "
-        f"in config.json), {no_room}"
-    )
+    return f"the model's own length is {length} ({facts.length_place}), {no_room}"
 
 
 def _plain_ids(token_ids: Iterable[int]) -> list[int]:
@@ -243,8 +240,9 @@ def _check_grammar(params: SamplingParams, grammar: Grammar | None, facts: Model
         )
     if grammar is not None and not facts.eos_token_ids:
         raise ValueError(
-            "structured_outputs needs an EOS token, and the tokenizer, config.json and "
-            "generation_config.json name none: add eos_token_id to config.json"
+            "structured_outputs needs an EOS token, and the tokenizer and the model's files name "
+            "none: add eos_token_id to generation_config.json (to a GGUF file: "
+            "tokenizer.ggml.eos_token_id)"
         )
 
 

@@ -1,8 +1,8 @@
 """The compiled kernels are made once, however many ask for them at once."""
 
-import pytest
 import threading
 
+import pytest
 from nv_kernels.cpp import library
 
 

@@ -249,6 +249,7 @@ class ModelConfig:
         bos_token_id: the id that begins a text, or None.
         dtype: of the checkpoint, or of a loaded model; None: the dtype of the weights' files.
         generation: recommended sampling values.
+        length_place: which field of which of the user's files gives `max_length`, in errors.
     """
 
     architecture: str
@@ -278,6 +279,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     dtype: torch.dtype | None = None
     generation: GenerationDefaults = GenerationDefaults()
+    length_place: str = "its files"
 
     @property
     def num_layers(self) -> int:

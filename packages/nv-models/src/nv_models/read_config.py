@@ -7,7 +7,7 @@ each start. Never reads a weight.
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import nv_kernels as nk
 
 from nv_models.architectures import ARCHITECTURES, Architecture, supported_architecture
 from nv_models.checkpoint.gguf.folder import source_of
-from nv_models.checkpoint.gguf.keys import naming_keys
+from nv_models.checkpoint.gguf.keys import KEYS, naming_keys
 from nv_models.config import DTYPES, Gated, GenerationDefaults, LayerSpec, ModelConfig
 from nv_models.fields import (
     flag,
@@ -103,7 +103,16 @@ class ConfigFiles:
         source = source_of(self.folder)
         is_gguf = source != self.folder
         with naming_keys(source, self.raw["model_type"]) if is_gguf else naming(self.name):
-            return model_config(self.raw, defaults, named)
+            config = model_config(self.raw, defaults, named)
+        return replace(config, length_place=self._length_place(source))
+
+    def _length_place(self, source: Path) -> str:
+        """Which field of which file bounds a sequence's length, in errors."""
+        field, file = "max_position_embeddings", self.name
+        if source != self.folder:
+            field = f"{self.raw['model_type']}.{KEYS[field]}"
+            file = file.replace(str(self.folder / "config.json"), str(source))
+        return f"{field} and the scaling of its rope, in {file}"
 
     def warn_of_undrawable(self, vocab_size: int) -> None:
         """Warn of the EOS ids that `model_config` leaves out, as they can never be drawn.

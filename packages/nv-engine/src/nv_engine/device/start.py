@@ -116,6 +116,7 @@ class StartPlan:
             num_blocks=num_blocks,
             block_size=self.config.kvcache_block_size,
             own_model_len=self.own_model_len,
+            length_place=model.length_place,
             mixed_steps=mixed,
             num_ids=num_ids(self.config.tokenizer_num_ids, eos_token_ids, model.vocab_size),
             pooling=self._pooling,
