@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from nv_engine.user_line import warn_user
@@ -54,7 +55,7 @@ class Session:
         compiler = grammar_compiler(lambda: backend, engine)
         self._processor = Processor(engine, tokenizer, compiler)
         self._kept: list[Finished] = []  # ended, not yet returned by `step`
-        self._left: list[AnyRequest] = []  # to be dropped by the next step
+        self._left: list[Request | PooledRequest] = []  # to be dropped by the next step
         self._num_warned = 0  # `step` has warned of errors among the first so many
         self._warned_of_full_pool = False
         self._is_closed = False
@@ -252,7 +253,7 @@ class Session:
 
         Read from the stack: a flag could be left standing by an interrupt.
         """
-        frame = sys._getframe(1)
+        frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             if frame.f_code in WORK and frame.f_locals["self"] is self:
                 return True
