@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, TypeVar
 
 from nv_engine.user_line import warn_user
@@ -28,6 +27,8 @@ from nv_api.structured import grammar_compiler
 from nv_api.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from nv_engine import Engine, LoRARequest, PoolingParams, SamplingParams, StepOutput
 
 
