@@ -52,7 +52,7 @@ def _load() -> ctypes.CDLL | str:
     try:
         compiler = find_compiler()
     except ValueError as error:  # shlex names no value
-        return f"CXX is {os.environ['CXX']!r}, which is no command ({error}); correct or unset it"
+        return f"CXX is {os.environ['CXX']!r}, not a command ({error}): correct or unset it"
     if not compiler:
         return f"{os.environ.get('CXX') or 'a C++ compiler'} was not found; install g++, or set CXX"
     try:
