@@ -6,6 +6,7 @@
 // multiplied, the weights of the next tile are fetched into the L2 cache.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -26,6 +27,7 @@ struct Product {
 template <typename T>
 struct Singly {
     static constexpr int64_t STEP = LANES;
+    static constexpr bool HAS_LOW_TILES = std::is_same_v<T, float>;  // of 2 and 3 rows
     static Vec read(const T* p) { return load(p); }
     static Vec add(Vec a, Vec b, Vec sum) { return multiply_add(a, b, sum); }
 };
@@ -36,6 +38,7 @@ struct Singly {
 #if defined(__AVX512BF16__)
 struct InPairs {
     static constexpr int64_t STEP = 2 * LANES;
+    static constexpr bool HAS_LOW_TILES = false;  // see docs/kernels.md for what they cost
     static __m512bh read(const bf16* p) {
         __m512bh pairs;
         std::memcpy(&pairs, p, sizeof pairs);
@@ -84,26 +87,27 @@ inline void tile(const Product<T, O>& p, int64_t m, int64_t n, const T* next) {
     }
 }
 
+// Rows m to m + MR by weights n to n + NR. While there are rows of the next tile's weights to fetch,
+// `next` is the first of them.
+template <typename Step, int MR, int NR, int FETCH, typename T, typename O>
+inline void visit(const Product<T, O>& p, int64_t m, int64_t n, const T*& next, const T* end) {
+    if (next < end)
+        tile<Step, MR, NR, FETCH>(p, m, n, next);
+    else
+        tile<Step, MR, NR, 0>(p, m, n, next);
+    next += FETCH * p.num_columns;
+}
+
 template <typename Step, int NR, int FETCH, typename T, typename O>
 inline void weights(const Product<T, O>& p, int64_t first, int64_t last, int64_t n) {
     const T *next = p.w + (n + NR) * p.num_columns, *end = next + NR * p.num_columns;
     int64_t m = first;
-    for (; m + ROWS <= last; m += ROWS) {
-        if (next < end) {
-            tile<Step, ROWS, NR, FETCH>(p, m, n, next);
-            next += FETCH * p.num_columns;
-        } else {
-            tile<Step, ROWS, NR, 0>(p, m, n, next);
-        }
+    for (; m + ROWS <= last; m += ROWS) visit<Step, ROWS, NR, FETCH>(p, m, n, next, end);
+    if constexpr (Step::HAS_LOW_TILES) {
+        if (last - m == 3) return visit<Step, 3, NR, FETCH>(p, m, n, next, end);
+        if (last - m == 2) return visit<Step, 2, NR, FETCH>(p, m, n, next, end);
     }
-    for (; m < last; m++) {
-        if (next < end) {
-            tile<Step, 1, NR, FETCH>(p, m, n, next);
-            next += FETCH * p.num_columns;
-        } else {
-            tile<Step, 1, NR, 0>(p, m, n, next);
-        }
-    }
+    for (; m < last; m++) visit<Step, 1, NR, FETCH>(p, m, n, next, end);
 }
 
 inline int64_t linear_tiles_of(int64_t num_outputs) { return (num_outputs + WEIGHTS - 1) / WEIGHTS; }
@@ -111,7 +115,8 @@ inline int64_t linear_tiles_of(int64_t num_outputs) { return (num_outputs + WEIG
 // Tile t of the outputs, of rows first to last.
 template <typename Step, typename T, typename O>
 inline void linear_tile(const Product<T, O>& p, int64_t first, int64_t last, int64_t t) {
-    int64_t visits = (last - first) / ROWS + (last - first) % ROWS, n = t * WEIGHTS;
+    int64_t rest = (last - first) % ROWS, n = t * WEIGHTS;
+    int64_t visits = (last - first) / ROWS + (Step::HAS_LOW_TILES ? rest > 0 : rest);
     if (n + WEIGHTS > p.num_outputs)
         for (; n < p.num_outputs; n++) weights<Step, 1, 0>(p, first, last, n);
     else if (visits >= 4)
