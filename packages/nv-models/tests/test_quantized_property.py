@@ -271,7 +271,7 @@ def a_region(data, shape, unit):
 def test_what_is_packed_is_read_back(name, data):
     packed = FORMATS[name](data)
     files = Memory(packed.tensors)
-    scheme = read_scheme({"quantization_config": packed.config}, None, files)
+    scheme = read_scheme({"quantization_config": packed.config}, None, files, name="config.json")
     region = a_region(data, tuple(packed.values.shape), packed.unit)
     found = read(scheme.form(region), files, region)
     rows, columns = region.rows, region.columns
