@@ -229,8 +229,8 @@ def test_16_values_of_other_classes_reach_no_operator():
     with pytest.raises(ValueError, match="dtype is 'a int too large to show': it must be one of"):
         parse("m", {"dtype": 10**5000})
     assert parse("m", {"device": 10**5000}).engine.device == "a int too large to show"
-    with pytest.warns(UserWarning, match="and the model's own length is 256"):
-        warn_of_length({"max_model_len": Index()}, 256)
+    with pytest.warns(UserWarning, match="and the model's own length is 256 \\(a file\\)"):
+        warn_of_length({"max_model_len": Index()}, 256, "a file")
 
 
 def test_a_device_may_be_torchs():

@@ -4,12 +4,12 @@ import json
 import time
 from contextlib import contextmanager
 from copy import deepcopy
-from types import SimpleNamespace
 
 import nv_api
 import nv_api.async_llm
 import pytest
 import torch
+from nv_engine import StepOutput
 from running_server import RunningServer
 from scripted_device import HostThread
 from tokenizers.processors import TemplateProcessing
@@ -86,10 +86,10 @@ class PoolingServer(RunningServer):
 
         def rest():
             time.sleep(0.002)
-            return SimpleNamespace(updates=[], num_prefill_tokens=0, num_decode_tokens=0)
+            return StepOutput([], num_prefill_tokens=0, num_decode_tokens=0)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.host.engine, "step", rest)
+            patch.setattr(self.host.engine, "step_columns", rest)
             yield
 
     def post(self, path, body, **more):
