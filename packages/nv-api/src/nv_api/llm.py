@@ -320,7 +320,7 @@ class LLM(PoolingMethods, OneProcess):
         Raises:
             ValueError: the model was loaded without enable_lora=True, the id means another adapter,
                 or the files do not fit the model.
-            FileNotFoundError: there are no such files.
+            FileNotFoundError: the adapter's files do not exist.
         """
         self._session.add_lora(lora_request)
         return True

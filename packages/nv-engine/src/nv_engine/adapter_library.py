@@ -50,7 +50,7 @@ class AdapterLibrary:
         Raises:
             ValueError: adapters are not enabled, the id means another adapter, or the files do not
                 fit the model.
-            FileNotFoundError: there are no such files.
+            FileNotFoundError: the adapter's files do not exist.
         """
         if self._facts is None:
             raise ValueError(

@@ -118,7 +118,7 @@ def batch_invariant_logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.
 def fp32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
     """Multiply [T, K] by a plain weight [N, K] of the same dtype into fp32, each row alone.
 
-    None where there is no kernel for it.
+    None if the kernels do not take these tensors.
     """
     return _product(x, weight, None, torch.float32)
 
@@ -129,7 +129,7 @@ def _product(
     bias: torch.Tensor | None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
-    """Multiply by the kernel into a dtype, x's by default; None where there is no kernel."""
+    """Multiply by the kernel into a dtype, x's by default; None if it does not take these."""
     if weight.is_mkldnn or weight.dtype != x.dtype or not weight.is_contiguous():
         return None
     dtype = dtype or x.dtype

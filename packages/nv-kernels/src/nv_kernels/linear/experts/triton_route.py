@@ -2,8 +2,8 @@
 
 A program handles a block of tokens. With few tokens it is one warp with one token, whose maxima
 need no barrier. For the sort, the first kernel counts the entries of each expert in its block; a
-program of the second sums the counts of all blocks, so it knows where its own entries start. There
-are no atomics: the order is the same every time.
+program of the second sums the counts of all blocks, so it knows where its own entries start. The
+kernels use no atomics, so the order is the same every time.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
