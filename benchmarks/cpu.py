@@ -232,6 +232,9 @@ def measure(args: argparse.Namespace, floats: str) -> dict[str, dict[str, list[f
     rates: dict[str, dict[str, list[float]]] = {
         name: {work: [] for work in WORK} for name in workers
     }
+    for work in WORK:  # warm-up
+        for worker in workers.values():
+            worker.rate(work, 0)
     for turn in range(args.repeats):
         for work in WORK:
             for name, worker in workers.items():

@@ -165,8 +165,9 @@ def main() -> None:
             key = f"batch {rows}, {count} mixed"
             milliseconds = adapted.decode(rows, mixed)
             cases[key] = (f"batch {rows}", milliseconds, size * len(mixed))
-        milliseconds = adapted.prefill(rows, long, loras[: min(8, slots)])
-        cases["prefill, 8 mixed"] = ("prefill", milliseconds, size * 8)
+        mixed = loras[: min(8, slots)]
+        milliseconds = adapted.prefill(rows, long, mixed)
+        cases["prefill, 8 mixed"] = ("prefill", milliseconds, size * len(mixed))
         figures["longest_over_median_step"] = adapted.load(rows, loras, loras[-1])
         adapted.llm.close()
         del adapted

@@ -1,4 +1,4 @@
-"""benchmarks/quantized_engine.py runs every form on a CPU, where its times say nothing."""
+"""benchmarks/quantized_engine.py runs every form on a CPU, where its times mean nothing."""
 
 from pathlib import Path
 

@@ -32,7 +32,7 @@ FILES = (
     *(str(page.relative_to(ROOT)) for page in ROOT.glob("packages/*/README.md")),
     *(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/*.md")),
 )
-SUFFIXES = {".py", ".h", ".cpp"}
+SUFFIXES = {".py", ".h", ".cpp", ".json"}
 
 COUNTED = (
     "tokens|bytes|FLOPs|blocks|heads|elements|rows|columns|keys|queries|registers|programs?|words"
