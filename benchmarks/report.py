@@ -23,7 +23,7 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit measured: of the checkout, or NV_COMMIT where there is no git history."""
+    """The commit measured: of the checkout, or NV_COMMIT outside a git repository."""
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     found = subprocess.run(git, capture_output=True, text=True, check=False)
     return os.environ.get("NV_COMMIT") or found.stdout.strip() or "unknown"
