@@ -31,6 +31,7 @@ from nv_api.conversation import (
 )
 from nv_api.host.client import HostClient
 from nv_api.host.frames import (
+    REFUSALS,
     Accepted,
     Failed,
     FromHost,
@@ -78,11 +79,7 @@ OTHER_LOOP = (
 )
 NOT_READY = "the model is not loaded yet: await ready() first"
 DEAD = "the engine's process ended ({}): its log has the reason; start it anew"
-ERRORS = {
-    kind.__name__: kind
-    for kind in (ValueError, TypeError, NotImplementedError, ImportError, FileNotFoundError)
-}
-"""Errors of the host that this process raises as what they are; others become RuntimeErrors."""
+ERRORS = {kind.__name__: kind for kind in REFUSALS}
 
 T = TypeVar("T")
 

@@ -175,7 +175,8 @@ class Processor:
     def _take(self, updates: list["SequenceUpdate"]) -> None:
         """Apply the first update and remove it."""
         update = updates[0]
-        request, completion = self._requests.get(update.request_id), self.completion(update)
+        request = self._requests.get(update.request_id)
+        completion = None if request is None else request.completions[update.index]
         if request is not None and completion is not None and request.only_adds(update, completion):
             # nearly always; one statement without a call: an interrupt finds both done or none
             completion.token_ids[END], updates[FIRST] = update.token_ids, ()

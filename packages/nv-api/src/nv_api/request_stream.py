@@ -122,19 +122,15 @@ class RequestStream:
         """Hand on what is new; if that was the last, or nothing more can be taken, end the wait."""
         assert self._busy is not None
         assert self._take is not None
-        room = failure = None
+        room = None
         try:
             if deltas := self._deltas():
                 room = self._take(deltas)
         except Exception as error:  # of one request: the step goes on for the others
-            failure = error
-        if room is None and failure is None and self._error is None and self._running:
+            self._error = error
+        if room is None and self._error is None and self._running:
             return  # nearly always
-        if self._busy.done():  # the taker has ended the request, which handed on the rest
-            return
-        if failure is not None:
-            self._busy.set_exception(failure)
-        elif room is not None or self._error is not None or not self._running:
+        if not self._busy.done():  # else the taker has ended the request, which did it
             self._busy.set_result(room)
 
     def _deltas(self) -> list[CompletionOutput]:

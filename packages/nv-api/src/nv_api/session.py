@@ -352,8 +352,9 @@ class Session:
                 return
 
 
-WORK = frozenset({Session._work.__code__, Session._settle.__code__})
-"""Functions that are on the stack as long as the engine works."""
+WORK = (Session._work.__code__, Session._settle.__code__)
+"""Functions that are on the stack as long as the engine works. Not a set: the hash of a code object
+reads all its instructions, and each call compares the whole stack with these."""
 
 
 def warn_of_errors(ended: Sequence[Finished]) -> None:

@@ -147,13 +147,11 @@ def _check_ids(words: Tokenizer, file: Path) -> None:
             "it leaves ids out"
         )
     model = words.model
-    if isinstance(model, WordLevel | WordPiece):
-        unknown = model.unk_token
-        if unknown not in words.get_vocab(with_added_tokens=False):
-            raise ValueError(
-                f"{file} has the unk_token {unknown!r}, which is not in its model's vocabulary: it "
-                "stands for each word that is not there, so add it"
-            )
+    if isinstance(model, WordLevel | WordPiece) and model.token_to_id(model.unk_token) is None:
+        raise ValueError(
+            f"{file} has the unk_token {model.unk_token!r}, which is not in its model's "
+            "vocabulary: it stands for each word that is not there, so add it"
+        )
 
 
 def _added_ids(file: Path) -> list[tuple[str, int]]:

@@ -407,6 +407,24 @@ def test_one_that_takes_deltas_may_end_its_request(front_end):
     asyncio.run(main())
 
 
+def test_an_error_of_one_that_takes_deltas_is_raised_though_it_has_ended_its_request(front_end):
+    async def main():
+        async with front_end(ScriptedDevice(slow, step_seconds=0.001)) as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            stream = await llm.submit(prompt, SamplingParams(max_tokens=40))
+
+            def end(deltas):
+                if deltas[0].finish_reason is None:
+                    stream.abort()
+                    raise KeyError("no event")
+
+            with pytest.raises(KeyError, match="no event"):
+                await stream.hand_on(end)
+            assert stream.request.finished
+
+    asyncio.run(main())
+
+
 def test_an_error_of_one_stream_leaves_the_others_their_turn():
     class Stream:
         def __init__(self, error=None):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 from nv_api import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from nv_api.async_llm import EngineDead
+from nv_api.host.frames import FROM_HOST, Failed, FrameBuffer, Start, packed
+from nv_api.host.process import serve
+from nv_api.host.wire import Wire
+from nv_engine import EngineConfig
 
 OPTIONS = {"device": "cpu", "num_kvcache_blocks": 16, "max_model_len": 256}
 PROMPTS = ["hello world", [5, 6, 7], "日本 hello", {"prompt": "STOP"}]
@@ -87,6 +92,20 @@ def test_s05_a_killed_host_is_an_error_of_each_request_within_a_second(checkpoin
                     await call()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("error", "is_logged"), [(KeyError("rows"), True), (OSError(5), False)])
+def test_a_fault_of_the_program_at_the_start_is_logged_with_its_trace(caplog, error, is_logged):
+    def broken(config):
+        raise error
+
+    ours, theirs = socket.socketpair()
+    ours.sendall(packed(Start(EngineConfig(model="m"), None, "auto")))
+    assert not serve(Wire(theirs), broken)
+    (frame,) = map(FROM_HOST.decode, FrameBuffer().push(ours.recv(1 << 16)))
+    assert frame == Failed(type(error).__name__, str(error))
+    assert ("in broken" in caplog.text) == is_logged
+    ours.close()
 
 
 def test_a_model_that_cannot_be_loaded_raises_as_llm(folder):

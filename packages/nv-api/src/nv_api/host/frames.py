@@ -26,6 +26,9 @@ LENGTH = Struct("<I")
 MAX_BYTES = 2**32 - 1
 """The largest length of a frame that its first 4 bytes can hold."""
 
+REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError, FileNotFoundError)
+"""Errors of a user, which the front end raises as what they are; others become RuntimeErrors."""
+
 STOP = "stop"
 """The parameter that the front end sees to, where text is made. The engine reads no text of
 `bad_words` either, but names it in an error if the user did."""

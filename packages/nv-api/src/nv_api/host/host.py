@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from nv_engine.pooling_params import PoolingParams
 
 from nv_api.host.frames import (
+    REFUSALS,
     Abort,
     Accepted,
     Add,
@@ -48,8 +49,6 @@ MAX_UPDATES = 256
 """In one frame: the front end's loop is free between two frames."""
 NUM_COMPILERS = 2
 """Grammars compiled at once; the rest wait for their turn."""
-REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError, FileNotFoundError)
-"""Errors of a request, which leave the engine as it was."""
 
 Compile = Callable[["StructuredOutputsParams"], "Grammar"]
 

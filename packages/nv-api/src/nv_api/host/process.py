@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nv_engine.spawned import SpawnedProcess
 
 from nv_api.collector import uncollected
-from nv_api.host.frames import Failed, Log, Ready, Start
+from nv_api.host.frames import REFUSALS, Failed, Log, Ready, Start
 from nv_api.host.wire import Wire
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SEND_SECONDS = 5.0
+EXPLAINED = (*REFUSALS, RuntimeError, OSError, MemoryError)
+"""Errors whose message is enough. Another is a fault of the program: its trace is logged too."""
 
 
 class HostProcess(SpawnedProcess):
@@ -49,7 +51,9 @@ def main(end: int) -> None:
 
 def serve(wire: Wire, make_engine: "Callable[[EngineConfig], Engine]") -> bool:
     """Make an engine of the first frame and run it until the end; False if it cannot be made."""
-    from nv_api.host.host import Host  # noqa: PLC0415  # after the process has begun
+    from nv_engine.log import LOGGER  # noqa: PLC0415  # after the process has begun
+
+    from nv_api.host.host import Host  # noqa: PLC0415
     from nv_api.structured import grammar_compiler  # noqa: PLC0415
 
     start = _first(wire)
@@ -60,6 +64,8 @@ def serve(wire: Wire, make_engine: "Callable[[EngineConfig], Engine]") -> bool:
         with uncollected():
             engine = make_engine(start.config)
     except Exception as error:  # whatever it is, the front end raises it
+        if not isinstance(error, EXPLAINED):
+            LOGGER.error("the engine cannot be made", exc_info=True)
         wire.send(Failed(type(error).__name__, str(error)))
         wire.drain(SEND_SECONDS)
         wire.close()
