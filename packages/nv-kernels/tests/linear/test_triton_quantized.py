@@ -279,9 +279,11 @@ def in_order(partials):
 
 
 @outer_only
-def test_deterministic_mode_has_no_kernel_of_one_token():
-    laid = lay_out_grouped(grouped(128, 256, bits=4, group=128, offset=None))
-    x = torch.zeros(1, 256, dtype=BF16)
+def test_deterministic_mode_has_no_kernel_of_one_token(monkeypatch):
+    monkeypatch.setattr(made, "grouped_fits", lambda *_, **__: True)
+    laid = LaidOut(torch.empty(0), torch.ones(32, 4096, dtype=BF16), None, "4", 4096, 4096, 128)
+    x = torch.zeros(1, 4096, dtype=BF16)
+    assert isinstance(made.TritonGrouped(laid)._fused(x), Warps)
     assert made.BatchInvariantTritonGrouped(laid)._fused(x) is None
 
 
@@ -598,7 +600,7 @@ def compile_ring(form, dtype, rows, columns, is_gated, other):
             module.grouped_slab_kernel,
             types | {"x_desc": describe(halves, [2, form.block_m, 64]), "codes": "*i32",
                      "scale": "*bf16", "zeros": "*u16"},
-            constants | {"GROUP": 128, "ZEROS": other, "DEPTH": module.depth(form, share)},
+            constants | {"GROUP": 128, "ZEROS": other, "DEPTH": module.depth(form.depth, share)},
             90, divisible=("codes", "scale", "zeros", "out", "N"), num_warps=4,
         )  # fmt: skip
     weight = torch.empty(2 if is_gated else 1, 128, columns, dtype=torch.uint8).view(dtype)
@@ -668,7 +670,7 @@ def test_forms_of_groups_compile_ahead_of_time(record, form, columns, is_gated):
             types | {"x_desc": describe(halves, [2, form.block_m, 64]), "codes": "*i32",
                      "scale": "*bf16", "zeros": "*u16"},
             constants | {"GROUP": 128, "ZEROS": False, "TURNS": form.turns,
-                         "DEPTH": module.depth_of(form, columns // form.split_k)},
+                         "DEPTH": module.depth(form.depth, columns // form.split_k)},
             90, divisible=("codes", "scale", "zeros", "out", "N"), num_warps=4,
             maxnreg=form.registers,
         )  # fmt: skip

@@ -9,6 +9,7 @@ programs as processors; and only the time of a whole layer shows which setting i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 PROCESSORS = 132  # of an H100: the settings below aim at one program per processor
 SLAB_BYTES = 225_000  # shared memory that a slab program may use
@@ -137,6 +138,7 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
 }
 
 
+@lru_cache(4096)  # a step without a graph asks for each product of each layer
 def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> Form:
     """Choose the form for a product of [num_tokens, columns] by [rows, columns].
 

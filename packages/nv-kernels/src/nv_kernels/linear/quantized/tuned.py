@@ -9,6 +9,7 @@ program per processor can be faster, whose groups of warps share the tokens that
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from nv_kernels.linear.tuned import PROCESSORS, Library
 
@@ -201,6 +202,7 @@ INVARIANT = Tile(64, 128, 8, 3, 4)  # split_k is the most: few columns are split
 INVARIANT_COLUMNS = 512  # least columns of a part
 
 
+@lru_cache(4096)  # a step without a graph asks for each product of each layer
 def choose(record: str, num_tokens: int, rows: int, columns: int, gated: bool = False) -> Form:
     """Choose the form for a product of [num_tokens, columns] by [rows, columns].
 

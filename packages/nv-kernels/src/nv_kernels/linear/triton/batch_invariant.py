@@ -18,6 +18,7 @@ import triton.language as tl
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.linear.triton.result import empty_result
 
 FEW_TOKENS = 256  # up to this number the parts are spread over programs
 PROGRAMS = 128  # number of programs that the parts aim at with one tile of tokens
@@ -171,10 +172,7 @@ def _launch(
     steps = cdiv(cdiv(columns, parts), dots.block_k)
     parts = cdiv(columns, steps * dots.block_k)  # no part is empty
     programs = parts if spread else 1
-    if programs == 1:
-        out = torch.empty(tokens, rows, dtype=dtype or x.dtype, device=x.device)
-    else:
-        out = torch.empty(programs, tokens, rows, dtype=torch.float32, device=x.device)
+    out = empty_result(programs, tokens, rows, dtype or x.dtype, x.device)
     if tokens:
         tiles = cdiv(tokens, dots.block_m) * cdiv(rows, dots.block_n)
         batch_invariant_linear_kernel[tiles, programs](

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
+    import torch
+
     from nv_kernels.linear.quantized.tuned import Tile
 
 gdc_launch = tl.extra.cuda.gdc_launch_dependents
@@ -215,11 +217,8 @@ def codes_product(
     share = cdiv(cdiv(columns, BLOCK), 1 if gated else form.split_k) * BLOCK
     parts = cdiv(columns, share)  # no part is empty
     programs = parts if spread else 1
-    if programs > 1:
-        out = torch.empty(programs, tokens, rows, dtype=torch.float32, device=x.device)
-    else:
-        outputs = rows // 2 if gated else rows
-        out = torch.empty(tokens, outputs, dtype=dtype, device=x.device)
+    outputs = rows // 2 if gated else rows
+    out = empty_result(programs, tokens, outputs, dtype, x.device)
     if tokens:
         options = dependent_launch(x)
         trigger = form.trigger if options["PDL"] else 0

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -28,11 +27,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.quantized.tuned import LOADING
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
+    import torch
+
     from nv_kernels.linear.quantized.tuned import Groups
 
 CHUNK = gl.constexpr(128)  # columns of a chunk
+LOADS = gl.constexpr(LOADING)
 
 
 @gluon.jit
@@ -215,74 +219,36 @@ def codes_many_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=GROUPS)
     fence_async_shared()
+    given = (
+        x_scale, w_scale, out, x_ring, w_ring, squares, x_scales, full, empty, row, token, part, M,
+        N,
+    )  # fmt: skip
+    sizes: gl.constexpr = (
+        K, COLUMNS, BLOCK_M, GROUPS, GATED, X_GROUPS, W_BLOCKS, STAGES, TRIGGER,
+    )  # fmt: skip
+    loaded = (x_desc, w_desc, x_ring, w_ring, full, empty, row, token, part * COLUMNS)
+    counts: gl.constexpr = (CHUNKS, GROUPS, STAGES, TRIGGER)
     if GROUPS == 3:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        0, x_scale, w_scale, out, x_ring, w_ring, squares, x_scales, full, empty,
-                        row, token, part, M, N, K, COLUMNS, BLOCK_M, GROUPS, GATED, X_GROUPS,
-                        W_BLOCKS, STAGES, TRIGGER,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1, x_scale, w_scale, out, x_ring, w_ring, squares, x_scales, full, empty,
-                        row, token, part, M, N, K, COLUMNS, BLOCK_M, GROUPS, GATED, X_GROUPS,
-                        W_BLOCKS, STAGES, TRIGGER,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        2, x_scale, w_scale, out, x_ring, w_ring, squares, x_scales, full, empty,
-                        row, token, part, M, N, K, COLUMNS, BLOCK_M, GROUPS, GATED, X_GROUPS,
-                        W_BLOCKS, STAGES, TRIGGER,
-                    ),
-                ),
-                (
-                    _load,
-                    (
-                        x_desc, w_desc, x_ring, w_ring, full, empty, row, token, part * COLUMNS,
-                        COLUMNS // CHUNK, GROUPS, STAGES, TRIGGER,
-                    ),
-                ),
+                (_multiply, (0,) + given + sizes),
+                (_multiply, (1,) + given + sizes),
+                (_multiply, (2,) + given + sizes),
+                (_load, loaded + counts),
             ],
             [4, 4, 1],
-            [REGISTERS, REGISTERS, 40],
-        )  # fmt: skip
+            [REGISTERS, REGISTERS, LOADS],
+        )
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        0, x_scale, w_scale, out, x_ring, w_ring, squares, x_scales, full, empty,
-                        row, token, part, M, N, K, COLUMNS, BLOCK_M, GROUPS, GATED, X_GROUPS,
-                        W_BLOCKS, STAGES, TRIGGER,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1, x_scale, w_scale, out, x_ring, w_ring, squares, x_scales, full, empty,
-                        row, token, part, M, N, K, COLUMNS, BLOCK_M, GROUPS, GATED, X_GROUPS,
-                        W_BLOCKS, STAGES, TRIGGER,
-                    ),
-                ),
-                (
-                    _load,
-                    (
-                        x_desc, w_desc, x_ring, w_ring, full, empty, row, token, part * COLUMNS,
-                        COLUMNS // CHUNK, GROUPS, STAGES, TRIGGER,
-                    ),
-                ),
+                (_multiply, (0,) + given + sizes),
+                (_multiply, (1,) + given + sizes),
+                (_load, loaded + counts),
             ],
             [4, 1],
-            [REGISTERS, 40],
-        )  # fmt: skip
+            [REGISTERS, LOADS],
+        )
 
 
 def codes_many(
@@ -311,10 +277,7 @@ def codes_many(
     """
     (tokens, columns), rows = x.shape, weight.shape[0]
     halves = 2 if gated else 1
-    if form.split_k > 1:
-        out = torch.empty(form.split_k, tokens, rows, dtype=torch.float32, device=x.device)
-    else:
-        out = torch.empty(tokens, rows // halves, dtype=dtype, device=x.device)
+    out = empty_result(form.split_k, tokens, rows // halves, dtype, x.device)
     grid = (cdiv(tokens, form.block_m), rows // (64 * form.groups), form.split_k)
     codes_many_kernel[grid](
         describe(x[None], [1, form.block_m, 128]),

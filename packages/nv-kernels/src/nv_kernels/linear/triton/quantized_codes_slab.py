@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,8 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
+    import torch
+
     from nv_kernels.linear.quantized.tuned import Ring
 
 CHUNK = gl.constexpr(128)  # columns of a chunk
@@ -205,10 +207,7 @@ def codes_slab(
     """
     (tokens, columns), rows = x.shape, weight.shape[0]
     halves = 2 if gated else 1
-    if form.split_k > 1:
-        out = torch.empty(form.split_k, tokens, rows, dtype=torch.float32, device=x.device)
-    else:
-        out = torch.empty(tokens, rows // halves, dtype=dtype, device=x.device)
+    out = empty_result(form.split_k, tokens, rows // halves, dtype, x.device)
     grid = (rows // form.rows, cdiv(tokens, form.block_m), form.split_k)
     codes_slab_kernel[grid](
         describe(x[None], [1, form.block_m, 128]),

@@ -28,6 +28,7 @@ from triton.experimental.gluon import language as gl
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
 from nv_kernels.linear.triton.quantized_layout import UNPACK_WORD
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Warps
@@ -410,11 +411,8 @@ def grouped_few(
         [1, N] or [1, F]; [P, 1, N] partials if the form splits K.
     """
     rows, columns = weight.num_rows, weight.num_columns
-    if form.split_k > 1:
-        out = torch.empty(form.split_k, 1, rows, dtype=torch.float32, device=x.device)
-    else:
-        outputs = rows // 2 if gated else rows
-        out = torch.empty(1, outputs, dtype=dtype or torch.bfloat16, device=x.device)
+    outputs = rows // 2 if gated else rows
+    out = empty_result(form.split_k, 1, outputs, dtype or torch.bfloat16, x.device)
     norm_weight, eps = norm or (x, 0.0)
     has_zeros = weight.offset is not None
     zeros = weight.scale if weight.offset is None else weight.offset.view(torch.bfloat16)
@@ -430,21 +428,16 @@ def grouped_few(
 
 
 def grouped_few_fits(form: Warps, x: torch.Tensor, weight: LaidOut, *, gated: bool) -> bool:
-    """Return whether the kernel supports these: shapes that divide, bf16, no float offsets."""
+    """Return whether the kernel supports these: see `LaidOut.is_read_in_units`; shapes divide."""
     rows, columns = weight.num_rows, weight.num_columns
     step = 128 * form.split_k * form.warps * form.chunks
     steps = columns // step
     return (
         x.shape[0] == 1
-        and weight.kind == "4"
-        and x.dtype == torch.bfloat16
-        and (weight.offset is None or weight.has_zeros)
-        and weight.group % 128 == 0
+        and weight.is_read_in_units(x)
         and rows % 64 == 0  # so rows have no padding, whose scales would be elsewhere
         and (not gated or (form.units == 2 and rows % (32 * form.groups) == 0))
         and columns % step == 0
         and steps * form.groups % form.depth == 0
         and (steps % form.depth == 0 or form.depth % steps == 0)
-        and x.is_contiguous()
-        and x.data_ptr() % 16 == 0
     )

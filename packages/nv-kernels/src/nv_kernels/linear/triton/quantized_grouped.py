@@ -17,6 +17,7 @@ import triton.language as tl
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 from nv_kernels.linear.triton.quantized_layout import CHUNK, UNPACK_WORD, LaidOut
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Tile
@@ -273,11 +274,8 @@ def grouped(
     steps = cdiv(chunks, 1 if gated else form.split_k)
     parts = cdiv(chunks, steps)  # no part is empty
     programs = parts if spread else 1
-    if programs > 1:
-        out = torch.empty(programs, tokens, rows, dtype=torch.float32, device=x.device)
-    else:
-        outputs = rows // 2 if gated else rows
-        out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
+    outputs = rows // 2 if gated else rows
+    out = empty_result(programs, tokens, outputs, dtype or x.dtype, x.device)
     if tokens:
         grid = (cdiv(tokens, form.block_m) * cdiv(rows, form.block_n), programs)
         grouped_kernel[grid](

@@ -84,6 +84,21 @@ class LaidOut:
         """Whether `offset` has zero points, which are subtracted from the codes."""
         return self.offset is not None and self.offset.dtype == torch.int16
 
+    def is_read_in_units(self, x: torch.Tensor) -> bool:
+        """Whether kernels that read codes of 4 bits by units multiply tokens x by them.
+
+        They need bf16 at aligned addresses, scales of whole chunks, and no float offsets.
+        """
+        return (
+            self.kind == "4"
+            and (self.offset is None or self.has_zeros)
+            and self.group % CHUNK == 0
+            and x.shape[0] > 0
+            and x.dtype == torch.bfloat16
+            and x.is_contiguous()
+            and x.data_ptr() % 16 == 0
+        )
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all its tensors."""

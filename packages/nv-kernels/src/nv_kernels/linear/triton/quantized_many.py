@@ -29,14 +29,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.quantized.tuned import LOADING
 from nv_kernels.linear.triton.quantized_layout import UNPACK_LESS_ZERO
-from nv_kernels.linear.triton.quantized_slab import left_operand
+from nv_kernels.linear.triton.quantized_slab import depth, left_operand
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Groups
     from nv_kernels.linear.triton.quantized_layout import LaidOut
 
 CHUNK = gl.constexpr(128)  # columns of a chunk
+LOADS = gl.constexpr(LOADING)
 UNIT = gl.constexpr(256)  # words of 16 rows by 128 columns: a warp's share of a chunk
 # $7 and $8 are the scales of the two rows.
 UNPACK = gl.constexpr(UNPACK_LESS_ZERO + """
@@ -273,74 +276,33 @@ def grouped_many_kernel(
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=GROUPS)
     fence_async_shared()
+    given = (codes, scale, zeros, out, ring, squares, full, empty, turns, tile, token, part, M, N)
+    sizes: gl.constexpr = (
+        K, COLUMNS, GROUP, BLOCK_M, ROWS, GATED, ZEROS, DEPTH, TURNS, GROUPS, STAGES,
+    )  # fmt: skip
+    loaded = (x_desc, ring, full, empty, token, part * COLUMNS)
+    counts: gl.constexpr = (COLUMNS // CHUNK, STAGES, TRIGGER)
     if GROUPS == 3:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        0, codes, scale, zeros, out, ring, squares, full, empty, turns, tile, token,
-                        part, M, N, K, COLUMNS, GROUP, BLOCK_M, ROWS, GATED, ZEROS, DEPTH, TURNS,
-                        GROUPS, STAGES,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1, codes, scale, zeros, out, ring, squares, full, empty, turns, tile, token,
-                        part, M, N, K, COLUMNS, GROUP, BLOCK_M, ROWS, GATED, ZEROS, DEPTH, TURNS,
-                        GROUPS, STAGES,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        2, codes, scale, zeros, out, ring, squares, full, empty, turns, tile, token,
-                        part, M, N, K, COLUMNS, GROUP, BLOCK_M, ROWS, GATED, ZEROS, DEPTH, TURNS,
-                        GROUPS, STAGES,
-                    ),
-                ),
-                (
-                    _load_x,
-                    (
-                        x_desc, ring, full, empty, token, part * COLUMNS, COLUMNS // CHUNK, STAGES,
-                        TRIGGER,
-                    ),
-                ),
+                (_multiply, (0,) + given + sizes),
+                (_multiply, (1,) + given + sizes),
+                (_multiply, (2,) + given + sizes),
+                (_load_x, loaded + counts),
             ],
             [4, 4, 1],
-            [REGISTERS, REGISTERS, 40],
-        )  # fmt: skip
+            [REGISTERS, REGISTERS, LOADS],
+        )
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        0, codes, scale, zeros, out, ring, squares, full, empty, turns, tile, token,
-                        part, M, N, K, COLUMNS, GROUP, BLOCK_M, ROWS, GATED, ZEROS, DEPTH, TURNS,
-                        GROUPS, STAGES,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1, codes, scale, zeros, out, ring, squares, full, empty, turns, tile, token,
-                        part, M, N, K, COLUMNS, GROUP, BLOCK_M, ROWS, GATED, ZEROS, DEPTH, TURNS,
-                        GROUPS, STAGES,
-                    ),
-                ),
-                (
-                    _load_x,
-                    (
-                        x_desc, ring, full, empty, token, part * COLUMNS, COLUMNS // CHUNK, STAGES,
-                        TRIGGER,
-                    ),
-                ),
+                (_multiply, (0,) + given + sizes),
+                (_multiply, (1,) + given + sizes),
+                (_load_x, loaded + counts),
             ],
             [4, 1],
-            [REGISTERS, 40],
-        )  # fmt: skip
+            [REGISTERS, LOADS],
+        )
 
 
 def grouped_many(
@@ -365,11 +327,8 @@ def grouped_many(
     """
     tokens, columns = x.shape
     rows = weight.num_rows
-    if form.split_k > 1:
-        out = torch.empty(form.split_k, tokens, rows, dtype=torch.float32, device=x.device)
-    else:
-        outputs = rows // 2 if gated else rows
-        out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
+    outputs = rows // 2 if gated else rows
+    out = empty_result(form.split_k, tokens, outputs, dtype or x.dtype, x.device)
     halves = x.view(tokens, columns // 64, 64).transpose(0, 1)
     share = columns // form.split_k
     zeros = weight.scale if weight.offset is None else weight.offset.view(torch.uint16)
@@ -378,28 +337,17 @@ def grouped_many(
         describe(halves, [2, form.block_m, 64]), weight.codes.view(torch.int32), weight.scale,
         zeros, out, tokens, rows,
         columns, share, weight.group, form.block_m, form.groups, gated, weight.offset is not None,
-        depth_of(form, share), form.turns, form.stages, form.trigger, form.group_registers,
+        depth(form.depth, share), form.turns, form.stages, form.trigger, form.group_registers,
         num_warps=4, maxnreg=form.registers, launch_pdl=True,
     )  # fmt: skip
     return out
 
 
-def depth_of(form: Groups, share: int) -> int:
-    """Count the chunks in registers at once: it divides the number of chunks."""
-    return next(n for n in range(form.depth, 0, -1) if share // 128 % n == 0)
-
-
 def grouped_many_fits(form: Groups, x: torch.Tensor, weight: LaidOut, *, gated: bool) -> bool:
-    """Return whether the kernel supports these: shapes that divide, bf16, no float offsets."""
+    """Return whether the kernel supports these: see `LaidOut.is_read_in_units`; shapes divide."""
     rows, columns = weight.num_rows, weight.num_columns
     return (
-        x.shape[0] > 0
-        and weight.kind == "4"
-        and x.dtype == torch.bfloat16
-        and (weight.offset is None or weight.has_zeros)
-        and weight.group % 128 == 0
+        weight.is_read_in_units(x)
         and rows % (64 * form.groups * (2 if gated else 1)) == 0
         and columns % (128 * form.split_k) == 0
-        and x.is_contiguous()
-        and x.data_ptr() % 16 == 0
     )

@@ -29,6 +29,7 @@ from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
 from nv_kernels.linear.triton.quantized_layout import UNPACK_LESS_ZERO
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
     from nv_kernels.linear.quantized.tuned import Ring
@@ -227,11 +228,8 @@ def grouped_slab(
     """
     tokens, columns = x.shape
     rows = weight.num_rows
-    if form.split_k > 1:
-        out = torch.empty(form.split_k, tokens, rows, dtype=torch.float32, device=x.device)
-    else:
-        outputs = rows // 2 if gated else rows
-        out = torch.empty(tokens, outputs, dtype=dtype or x.dtype, device=x.device)
+    outputs = rows // 2 if gated else rows
+    out = empty_result(form.split_k, tokens, outputs, dtype or x.dtype, x.device)
     halves = x.view(tokens, columns // 64, 64).transpose(0, 1)
     share = columns // form.split_k
     zeros = weight.scale if weight.offset is None else weight.offset
@@ -240,28 +238,22 @@ def grouped_slab(
         describe(halves, [2, form.block_m, 64]), weight.codes.view(torch.int32), weight.scale,
         zeros.view(torch.uint16) if weight.offset is not None else zeros, out, tokens, rows,
         columns, share, weight.group, form.block_m, gated, weight.offset is not None,
-        depth(form, share), min(form.stages, share // 128), form.trigger,
+        depth(form.depth, share), min(form.stages, share // 128), form.trigger,
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return out
 
 
-def depth(form: Ring, share: int) -> int:
+def depth(most: int, share: int) -> int:
     """Count the chunks in registers at once: it divides the number of chunks."""
-    return next(n for n in range(form.depth, 0, -1) if share // 128 % n == 0)
+    return next(n for n in range(most, 0, -1) if share // 128 % n == 0)
 
 
 def grouped_slab_fits(form: Ring, x: torch.Tensor, weight: LaidOut, *, gated: bool) -> bool:
-    """Return whether the kernel supports these: shapes that divide, bf16, no float offsets."""
+    """Return whether the kernel supports these: see `LaidOut.is_read_in_units`; shapes divide."""
     rows, columns = weight.num_rows, weight.num_columns
     return (
-        x.shape[0] > 0
-        and weight.kind == "4"
-        and x.dtype == torch.bfloat16
-        and (weight.offset is None or weight.has_zeros)
-        and weight.group % 128 == 0
+        weight.is_read_in_units(x)
         and rows % (128 if gated else 64) == 0
         and columns % (128 * form.split_k) == 0
-        and x.is_contiguous()
-        and x.data_ptr() % 16 == 0
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -27,8 +26,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from nv_kernels.launch.descriptors import describe
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.triton.result import empty_result
 
 if TYPE_CHECKING:
+    import torch
+
     from nv_kernels.linear.tuned import Slab
 
 BLOCK_K = gl.constexpr(64)
@@ -167,11 +169,8 @@ def slab(
     tokens, columns = x.shape
     rows = weight.shape[0]
     share = columns // form.split_k
-    shape = (tokens, rows // 2 if gated else rows)
-    if form.split_k > 1:
-        out = torch.empty(form.split_k, *shape, dtype=torch.float32, device=x.device)
-    else:
-        out = torch.empty(shape, dtype=dtype or x.dtype, device=x.device)
+    outputs = rows // 2 if gated else rows
+    out = empty_result(form.split_k, tokens, outputs, dtype or x.dtype, x.device)
     main = 64 if not gated else 32 if form.half == 32 else 16
     tiles = rows // 2 // form.half if gated else rows // 64
     grid = (tiles, cdiv(tokens, form.block_m), form.split_k)
