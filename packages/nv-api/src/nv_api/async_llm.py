@@ -628,6 +628,8 @@ class AsyncLLM(OneProcess):
             if request.finished:
                 self._streams.pop(request.request_id, None)
         self._processor.ended.clear()
+        if not self._processor.has_unfinished:
+            self._rows = RowTokens(())  # nothing keeps the requests that have ended
         self._wakes.add(streams)
         self.on_step(frame)
 

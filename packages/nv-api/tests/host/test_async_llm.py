@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -111,6 +113,22 @@ def test_requests_that_come_and_go_get_their_own_tokens(front_end, burst):
         async with front_end(device, max_num_seqs=16, max_burst=burst) as llm:
             assert sum(await asyncio.gather(*(one(llm, number) for number in range(60)))) > 30
             await settled(llm)
+
+    asyncio.run(main())
+
+
+def test_an_idle_front_end_keeps_no_completion(front_end):
+    async def main():
+        async with front_end() as llm:
+            (prompt,) = await llm.tokenize(["abc"])
+            async with await llm.submit(prompt, PARAMS) as stream:
+                ended = weakref.ref(stream.request.completions[0])
+                async for _ in stream:
+                    pass
+            del stream
+            await settled(llm)
+            gc.collect()
+            assert ended() is None
 
     asyncio.run(main())
 
