@@ -1,11 +1,13 @@
 """Adapters through the public API: mixed in one batch they equal the merged model, each alone."""
 
 import asyncio
+import gc
 import importlib.util
 import json
 import random
 import re
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -317,6 +319,20 @@ def test_an_adapter_that_changes_under_requests_in_flight(qwen3, tmp_path):
         assert [ended[request_id] for request_id in ids] == alone
 
 
+def test_a_closed_engine_keeps_no_adapter(qwen3):
+    options = OPTIONS | {"lora_dtype": torch.bfloat16}
+    with LLM(str(qwen3.base), **options) as llm:
+        llm.generate([5], greedy(), False, qwen3.requests[0])
+        tables = llm._session._engine.executor._runner._adapters
+        kept, thread = weakref.ref(tables._pool), tables._thread
+        del tables
+    del llm
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert kept() is None
+
+
 def test_without_enable_lora_the_error_names_it(qwen3):
     options = OPTIONS | {"enable_lora": False}
     with LLM(str(qwen3.base), **options) as llm:
@@ -328,15 +344,26 @@ def test_without_enable_lora_the_error_names_it(qwen3):
 def test_wrong_requests(qwen3, tmp_path):
     with LLM(str(qwen3.base), **OPTIONS | {"max_lora_rank": 8}) as llm:
         for given, kind, message in (
-            ("x", TypeError, "lora_request has 'x': each must be a LoRARequest"),
+            ("x", TypeError, "lora_request is 'x': it must be a LoRARequest, or a list of them"),
+            (["x"] * 2, TypeError, "lora_request has 'x': each must be a LoRARequest, or None"),
             (7, TypeError, "lora_request is 7: it must be a LoRARequest, or a list of them"),
-            ([None], ValueError, "there are 2 prompts and 1 in lora_request"),
+            ([None], ValueError, "lora_request has 1 entries, and the number of pr"),
             ([None, LoRARequest("a", 1, "/nowhere")], FileNotFoundError, "/nowhere is not a fol"),
             ([None, qwen3.requests[4]], ValueError, r"prompt 1: .*max_lora_rank=64"),
         ):
             with pytest.raises(kind, match=message):
                 llm.generate([[5], [6]], greedy(), False, given)
         assert llm.generate([5], greedy(), False)[0].lora_request is None
+        for given in ("x", [1], None, 0):
+            with pytest.raises(ValueError, match=r"lora_id is .*: it must be an integer from 1"):
+                llm.remove_lora(given)
+        with pytest.raises(TypeError, match=r"lora_request is None: it must be a LoRARequest$"):
+            llm.add_lora(None)
+        path = qwen3.requests[0].lora_path
+        assert llm.add_lora(LoRARequest("a", 5, path))
+        assert llm.add_lora(LoRARequest("a", 5, f"{path}/"))
+        with pytest.raises(ValueError, match="give 'b' from /other another id"):
+            llm.add_lora(LoRARequest("b", 5, "/other"))
     for fields, message in (
         (("", 1, "p"), "lora_name is ''"),
         (("n", 0, "p"), "lora_int_id is 0: it must be an integer from 1"),

@@ -169,13 +169,20 @@ CONFIGS = {
     r"modules_to_save has 'lm_head'": {"modules_to_save": ["score", "lm_head"]},
     "trainable_token_indices is": {"trainable_token_indices": [3]},
     "layer_replication is": {"layer_replication": [[0, 1]]},
-    "kasa_config is .*does not know": {"kasa_config": {"x": 1}},
+    r"modules_to_save is 'score': it must be a list": {"modules_to_save": "score"},
+    r"modules_to_save is 5: it must be a list": {"modules_to_save": 5},
+    r"use_rslora is 'no': it must be true or false": {"use_rslora": "no"},
+    r"kasa_config is \{'x'.{196}, which is not known here: merge": {
+        "kasa_config": {"x": "y" * 500}
+    },
     "r is 0: it must be a positive integer": {"r": 0},
     "r is True: it must be": {"r": True},
-    "lora_alpha is None: it must be a positive number": {"lora_alpha": None},
+    "lora_alpha is missing": {"lora_alpha": None},
+    "lora_alpha is inf: it must be a positive number": {"lora_alpha": float("inf")},
+    "lora_alpha is 1000.*: it must be a positive number": {"lora_alpha": 10**400},
     r"rank_pattern\['q'\] is 1.5": {"rank_pattern": {"q": 1.5}},
     "not a regular expression": {"alpha_pattern": {"(": 1}},
-    "rank of model.layers.0.mlp.down_proj is 8 and max_lora_rank is 4.*max_lora_rank=8": {},
+    "s: the rank of model.layers.0.mlp.down_proj is 8 and max_lora_rank is 4: .*_rank=8$": {},
     r"lora_A.weight has the shape \[8, 128\].*r = 9 it must be \[9, 128\]": {"r": 9},
 }
 
@@ -229,6 +236,20 @@ def test_a_tensor_is_refused(base_pool, adapters, tmp_path, message):
         AdapterFiles.open(folder).matrices(pool.targets, pool.max_rank)
 
 
+def test_of_several_problems_two_are_named_and_of_ranks_the_largest(base_pool, adapters, tmp_path):
+    base, pool = base_pool
+    ranks = {"model.layers.1.mlp.up_proj": 600}
+    folder = adapters.write_adapter(tmp_path / "adapter", base, r=8, ranks=ranks)
+    with pytest.raises(ValueError, match=r"up_proj is 600 .* 4: it can be 512 at most; merge"):
+        AdapterFiles.open(folder).matrices(pool.targets, pool.max_rank)
+    file = folder / "adapter_model.safetensors"
+    tensors = {name.replace("self_attn", "other"): each for name, each in load_file(file).items()}
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=r"and \d+ more") as raised:
+        AdapterFiles.open(folder).matrices(pool.targets, 600)
+    assert str(raised.value).count("no such module") == 2
+
+
 def test_experts_are_refused_by_name(tiny_checkpoint, adapters, tmp_path):
     base = tiny_checkpoint("qwen3_moe", num_experts=4, num_experts_per_tok=2,
                            moe_intermediate_size=32, decoder_sparse_step=2)  # fmt: skip
@@ -254,14 +275,17 @@ def test_broken_files(float_checkpoint, adapters, tmp_path):
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(ValueError, match="is corrupt or truncated"):
         AdapterFiles.open(folder)
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 4\n")
+    with pytest.raises(ValueError, match=r"is a Git LFS pointer.* or download the file$"):
+        AdapterFiles.open(folder)
     file.rename(folder / "adapter_model.bin")
     with pytest.raises(FileNotFoundError, match=r"adapter_model\.bin and no .*save_pretrained"):
         AdapterFiles.open(folder)
     config.write_text("[]")
-    with pytest.raises(ValueError, match="no JSON object"):
+    with pytest.raises(ValueError, match="is a JSON list: it must be an object"):
         AdapterFiles.open(folder)
     config.write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match="is not JSON"):
         AdapterFiles.open(folder)
     config.unlink()
     with pytest.raises(FileNotFoundError, match=r"has no adapter_config.json"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from nv_engine import LoRARequest
-from nv_engine.values import shown
+from nv_engine.values import NOT_LISTS, shown
 
 from nv_api.prompts import TokenPrompt
 
@@ -26,7 +26,7 @@ def with_adapters(prompts: Sequence[TokenPrompt], given: LoRALike) -> list[Token
         return list(prompts)
     if isinstance(given, LoRARequest):
         return [prompt._replace(lora=given) for prompt in prompts]
-    if not isinstance(given, Sequence):
+    if isinstance(given, NOT_LISTS) or not isinstance(given, Sequence):
         raise TypeError(
             f"lora_request is {shown(given)}: it must be a LoRARequest, or a list of them"
         )
@@ -34,7 +34,7 @@ def with_adapters(prompts: Sequence[TokenPrompt], given: LoRALike) -> list[Token
         raise TypeError(f"lora_request has {shown(wrong[0])}: each must be a LoRARequest, or None")
     if len(given) != len(prompts):
         raise ValueError(
-            f"there are {len(prompts)} prompts and {len(given)} in lora_request: give one for all, "
-            "or one per prompt"
+            f"lora_request has {len(given)} entries, and the number of prompts is {len(prompts)}: "
+            "give one for all, or one per prompt"
         )
     return [prompt._replace(lora=each) for prompt, each in zip(prompts, given, strict=True)]

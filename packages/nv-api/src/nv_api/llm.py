@@ -331,6 +331,9 @@ class LLM(PoolingMethods, OneProcess):
 
         Returns:
             False if it meant nothing.
+
+        Raises:
+            ValueError: a value that is not an adapter's id.
         """
         return self._session.remove_lora(lora_id)
 

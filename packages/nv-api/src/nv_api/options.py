@@ -169,9 +169,9 @@ def _warn_of_promises(known: Mapping[str, Any]) -> None:
 def _spelled(known: Mapping[str, Any]) -> dict[str, Any]:
     """The values that are not defaults; torch's objects become their names."""
     given = {n: v for n, v in known.items() if v is not None or n == "max_model_len"}
-    if "dtype" in given:  # vLLM takes its short names too
-        name = _text(given["dtype"]).removeprefix("torch.")
-        given["dtype"] = DTYPES.get(name, name)
+    for option in given.keys() & {"dtype", "lora_dtype"}:  # vLLM takes its short names too
+        name = _text(given[option]).removeprefix("torch.")
+        given[option] = DTYPES.get(name, name)
     if "device" in given:
         given["device"] = _text(given["device"])
     return given

@@ -59,14 +59,14 @@ class AdapterLibrary:
             )
         known = self._known.get(request.lora_int_id)
         if known is not None and known.adapter.failure is None:
-            if request.lora_path == known.request.lora_path:
+            if Path(request.lora_path) == Path(known.request.lora_path):
                 if not request.load_inplace or known.files.is_unchanged():
                     return known.adapter
             elif not request.load_inplace:
                 raise ValueError(
                     f"lora_int_id {request.lora_int_id} is {known.request.lora_name!r} from "
-                    f"{known.request.lora_path} already: give {request.lora_name!r} another id, or "
-                    "load_inplace=True to replace it"
+                    f"{known.request.lora_path} already: give {request.lora_name!r} from "
+                    f"{request.lora_path} another id, or load_inplace=True to replace it"
                 )
         return self._open(request)
 

@@ -81,7 +81,7 @@ def plain_lora(lora: object) -> LoRARequest:
         TypeError: it is not a LoRARequest.
     """
     if not isinstance(lora, LoRARequest):
-        raise TypeError(f"lora_request is {shown(lora)}: it must be a LoRARequest, or None")
+        raise TypeError(f"lora_request is {shown(lora)}: it must be a LoRARequest")
     return lora
 
 

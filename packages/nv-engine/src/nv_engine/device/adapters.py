@@ -6,6 +6,7 @@ them. Never decides which adapter is where: the scheduler does.
 
 import enum
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -31,12 +32,10 @@ class AdapterUse(enum.Enum):
 
 
 class _Image:
-    """A slot's values on the host, and how they came there."""
+    """A slot's values on the host."""
 
     def __init__(self, values: AdapterImage) -> None:
         self.values = values
-        self.has_ends = False
-        self.failure: str | None = None
         self.copied: torch.cuda.Event | None = None
         """Of the last load: until then the values must stay."""
 
@@ -85,7 +84,7 @@ class AdapterTables:
         # Pinned memory is made now: it takes the driver long, and steps would wait.
         self._images = [_Image(pool.image()) for _ in range(num_images)]
         self._jobs: dict[int, _Job] = {}  # by image
-        self._unread: SimpleQueue[_Job] = SimpleQueue()
+        self._unread: SimpleQueue[_Job | None] = SimpleQueue()
         self._read: SimpleQueue[_Job] = SimpleQueue()
         self._num_unreported = 0
         self._thread: threading.Thread | None = None
@@ -150,35 +149,16 @@ class AdapterTables:
 
     def _fetch(self, fetch: AdapterFetch) -> None:
         if self._thread is None:
+            jobs = self._pool, self._unread, self._read
             self._thread = threading.Thread(
-                target=self._fill, name="nv_engine adapter images", daemon=True
+                target=_fill_images, args=jobs, name="nv_engine adapter images", daemon=True
             )
             self._thread.start()
+            # The thread does not hold the tables: when these go, it ends and frees the pool.
+            weakref.finalize(self, self._unread.put, None).atexit = False
         self._jobs[fetch.image] = job = _Job(fetch, self._images[fetch.image])
         self._num_unreported += 1
         self._unread.put(job)
-
-    @torch.inference_mode()
-    def _fill(self) -> None:
-        """Fill images, in the order of their jobs."""
-        while True:
-            job = self._unread.get()
-            source, image = job.fetch.source, job.image
-            try:
-                if image.copied is not None:
-                    image.copied.synchronize()
-                files = AdapterFiles.open(Path(source.folder))
-                if files.signature != source.signature:
-                    raise OSError(
-                        "its files have changed since the adapter was added: pass load_inplace=True"
-                    )
-                job.has_ends = self._pool.fill(image.values, files)
-            except (OSError, ValueError) as error:
-                job.failure = f"adapter {source.name}: {error}"
-            except BaseException as error:
-                job.failure = f"adapter {source.name}: {type(error).__name__}: {error}"
-            self._read.put(job)
-            job.ended.set()
 
     def _load(self, load: AdapterLoad) -> None:
         """Copy an image to its slot; wait until it is whole."""
@@ -199,6 +179,30 @@ class AdapterTables:
         if self._device.type == "cuda":
             job.image.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             job.image.copied.record()
+
+
+@torch.inference_mode()
+def _fill_images(
+    pool: AdapterPool, unread: "SimpleQueue[_Job | None]", read: "SimpleQueue[_Job]"
+) -> None:
+    """Fill images, in the order of their jobs; None ends it."""
+    while (job := unread.get()) is not None:
+        source, image = job.fetch.source, job.image
+        try:
+            if image.copied is not None:
+                image.copied.synchronize()
+            files = AdapterFiles.open(Path(source.folder))
+            if files.signature != source.signature:
+                raise OSError(
+                    "its files have changed since the adapter was added: pass load_inplace=True"
+                )
+            job.has_ends = pool.fill(image.values, files)
+        except (OSError, ValueError) as error:
+            job.failure = f"adapter {source.name}: {error}"
+        except BaseException as error:
+            job.failure = f"adapter {source.name}: {type(error).__name__}: {error}"
+        read.put(job)
+        job.ended.set()
 
 
 class _Reported:

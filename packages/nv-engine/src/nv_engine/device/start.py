@@ -129,7 +129,7 @@ class StartPlan:
             return None
         return AdapterFacts(
             num_slots=pool.num_slots,
-            num_images=self.config.max_cpu_loras or self.config.max_loras,
+            num_images=_num_images(self.config),
             max_rank=pool.max_rank,
             targets=pool.targets,
         )
@@ -345,6 +345,11 @@ def _pool_sizes(config: EngineConfig) -> tuple[int, int, torch.dtype | None]:
     return config.max_loras, config.max_lora_rank, DTYPES.get(config.lora_dtype)
 
 
+def _num_images(config: EngineConfig) -> int:
+    """Adapters that each rank keeps in its host's memory."""
+    return config.max_cpu_loras or config.max_loras
+
+
 def _compile_kernels(plan: StartPlan, model: CausalLM, pool: AdapterPool | None) -> None:
     """Compile the kernels of the usual steps in parallel, if this machine has not yet."""
     steps, runner = (
@@ -417,7 +422,7 @@ def _adapter_tables(
     return AdapterTables(
         pool,
         config.max_num_seqs,
-        0 if is_trial else config.max_cpu_loras or config.max_loras,
+        0 if is_trial else _num_images(config),
         is_batch_invariant=config.deterministic,
         is_first=plan.parallel.rank == 0,
         with_ends=(0,) if is_trial else (),

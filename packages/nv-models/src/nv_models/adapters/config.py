@@ -3,13 +3,17 @@
 Owns the file's fields: each is read, changes nothing here, or is refused by name if it is set.
 """
 
-import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from nv_models.fields import flag, naming, number, read_json, size, strings, table
+
+Number = TypeVar("Number", int, float)
+"""Of the values of a pattern."""
 
 CONFIG = "adapter_config.json"
 MERGE = "merge it into the base model (`merge_and_unload`) and serve that"
@@ -54,7 +58,6 @@ class AdapterConfig:
         alphas: alpha by pattern.
         is_rank_stabilised: the factor is alpha / sqrt(r) (Kalajdzievski 2023, arXiv 2312.03732),
             else alpha / r.
-        saved: modules that were trained whole.
     """
 
     file: Path
@@ -63,7 +66,6 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     is_rank_stabilised: bool
-    saved: tuple[str, ...]
 
     def rank_of(self, module: str) -> int:
         """R of a module, by its name in the base model."""
@@ -96,46 +98,41 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         raise FileNotFoundError(
             f"{folder} has no {CONFIG}: give the folder that peft's save_pretrained wrote"
         )
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): save the adapter again") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"{file} holds no JSON object: save the adapter again")
-    _refuse(file, values)
-    return AdapterConfig(
-        file,
-        rank=_positive(file, "r", values.get("r"), whole=True),
-        alpha=_positive(file, "lora_alpha", values.get("lora_alpha")),
-        ranks=_pattern(file, "rank_pattern", values, whole=True),
-        alphas=_pattern(file, "alpha_pattern", values),
-        is_rank_stabilised=bool(values.get("use_rslora")),
-        saved=tuple(values.get("modules_to_save") or ()),
-    )
+    values = read_json(file)
+    with naming(file):
+        _refuse(values)
+        return AdapterConfig(
+            file,
+            rank=size(values, "r"),
+            alpha=number(values, "lora_alpha"),
+            ranks=_pattern(values, "rank_pattern", size),
+            alphas=_pattern(values, "alpha_pattern", number),
+            is_rank_stabilised=flag(values, "use_rslora"),
+        )
 
 
-def _refuse(file: Path, values: Mapping[str, Any]) -> None:
+def _refuse(values: Mapping[str, Any]) -> None:
     """Raise ValueError for an adapter that computes something else."""
     if (kind := values.get("peft_type")) != "LORA":
-        raise ValueError(f"{file}: peft_type is {kind!r}: only LORA is read; {MERGE}")
+        raise ValueError(f"peft_type is {kind!r:.200}: only LORA is read; {MERGE}")
     for name, fix in REFUSED.items():
         if values.get(name):
-            raise ValueError(f"{file}: {name} is {values[name]!r}, which is not computed: {fix}")
+            raise ValueError(f"{name} is {values[name]!r:.200}, which is not computed: {fix}")
     if (bias := values.get("bias", "none")) != "none":
-        raise ValueError(f"{file}: bias is {bias!r}: it must be 'none'; {MERGE}")
+        raise ValueError(f"bias is {bias!r:.200}: it must be 'none'; {MERGE}")
     if (init := values.get("init_lora_weights", True)) not in INITS:
         raise ValueError(
-            f"{file}: init_lora_weights is {init!r}, which changed the base model's weights too: "
+            f"init_lora_weights is {init!r:.200}, which changed the base model's weights too: "
             "save it again with path_initial_model_for_weight_conversion, or serve the merged model"
         )
-    if more := [each for each in values.get("modules_to_save") or () if each not in SAVED]:
+    if more := [each for each in strings(values, "modules_to_save") if each not in SAVED]:
         raise ValueError(
-            f"{file}: modules_to_save has {more[0]!r}: of whole modules only a classifier's score "
+            f"modules_to_save has {more[0]!r}: of whole modules only a classifier's score "
             f"is read; {MERGE}"
         )
     for name, value in values.items():
         if name not in WITHOUT_EFFECT and name not in REFUSED and value:
-            raise ValueError(f"{file}: {name} is {value!r}, which this version does not know")
+            raise ValueError(f"{name} is {value!r:.200}, which is not known here: {MERGE}")
 
 
 SAVED = ("score", "classifier")
@@ -143,26 +140,18 @@ SAVED = ("score", "classifier")
 
 
 def _pattern(
-    file: Path, name: str, values: Mapping[str, Any], *, whole: bool = False
-) -> dict[str, Any]:
-    given = values.get(name) or {}
-    if not isinstance(given, dict):
-        raise ValueError(f"{file}: {name} is {given!r}: it must be an object")
-    for pattern, value in given.items():
-        _positive(file, f"{name}[{pattern!r}]", value, whole=whole)
+    values: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any], str], Number]
+) -> dict[str, Number]:
+    """Numbers by regular expression, each read as a field."""
+    found = {}
+    for pattern, value in table(values, name).items():
+        place = f"{name}[{pattern!r}]"
+        found[pattern] = read({place: value}, place)
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"{file}: {name} has the pattern {pattern!r}, which is not a regular expression "
+                f"{name} has the pattern {pattern!r}, which is not a regular expression "
                 f"({error}): mend it"
             ) from error
-    return given
-
-
-def _positive(file: Path, name: str, value: object, *, whole: bool = False) -> Any:  # noqa: ANN401
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-        kind = "a positive integer" if whole else "a positive number"
-        raise ValueError(f"{file}: {name} is {value!r}: it must be {kind}")
-    return value
+    return found

@@ -5,7 +5,9 @@ Opening reads the config and the header; values are read a matrix at a time.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from nv_models.adapters.config import CONFIG, MERGE, AdapterConfig, read_adapter_config
-from nv_models.adapters.targets import AdapterTargets
+from nv_models.adapters.targets import MAX_RANK, AdapterTargets
 from nv_models.listing import first_few
 from nv_models.pointer import POINTER, is_pointer
 
@@ -22,7 +24,8 @@ PREFIX = "base_model.model."
 FLOATS = ("F64", "F32", "F16", "BF16")
 PIECE = 2**20
 """Bytes that are read at once for the digest."""
-MOST_PROBLEMS = 5
+MOST_PROBLEMS = 2
+"""Tensors that do not fit, of which an error tells: often one reason has hundreds."""
 
 
 class LowRank(NamedTuple):
@@ -98,11 +101,14 @@ class AdapterFiles:
                 dtypes = {name: view.get_dtype() for name, view in views.items()}
                 shapes = {name: tuple(view.get_shape()) for name, view in views.items()}
         except (SafetensorError, OSError) as error:
-            why = POINTER if is_pointer(file) else f"is corrupt or truncated ({error})"
-            raise ValueError(f"{file} {why}: copy or save the adapter again") from error
+            why = f"is corrupt or truncated ({error}): copy or save the adapter again"
+            raise ValueError(f"{file} {POINTER if is_pointer(file) else why}") from error
         for name, dtype in dtypes.items():
             if dtype not in FLOATS:
-                raise ValueError(f"{file}: {name} is {dtype}: it must be one of {FLOATS}")
+                raise ValueError(
+                    f"{file}: {name} is {dtype}: it must be {' or '.join(FLOATS)}; save the "
+                    "adapter in floats"
+                )
         return cls(folder, config, shapes, _signature(folder))
 
     def matrices(self, targets: AdapterTargets, max_rank: int) -> list[LowRank]:
@@ -126,11 +132,14 @@ class AdapterFiles:
                 problems += self._misfit_of_saved(tensor, targets)
             elif tensor.part:
                 pairs.setdefault(tensor.module, {})[tensor.part] = name
-        found = [self._pair(m, pair, targets, max_rank, problems) for m, pair in pairs.items()]
+        found = [self._pair(m, pair, targets, problems) for m, pair in pairs.items()]
         if not problems and not any(map(_is_read, self.shapes)):
             problems.append("it has no matrix of LoRA: save the adapter again")
+        problems += _above(max_rank, [each for each in found if each is not None])
         if problems:
-            raise ValueError(f"{self.folder / WEIGHTS}: {'; '.join(first_few(problems, 5))}")
+            raise ValueError(
+                f"{self.folder / WEIGHTS}: {'; '.join(first_few(problems, MOST_PROBLEMS))}"
+            )
         return [each for each in found if each is not None]
 
     def saved(self) -> list[Saved]:
@@ -159,7 +168,6 @@ class AdapterFiles:
         name: str,
         pair: dict[str, str],
         targets: AdapterTargets,
-        max_rank: int,
         problems: list[str],
     ) -> LowRank | None:
         """One module's adapter; None, with a problem more, if it does not fit."""
@@ -180,12 +188,6 @@ class AdapterFiles:
                     f"r = {rank} it must be {list(wanted[part])}"
                 )
                 return None
-        if rank > max_rank:
-            problems.append(
-                f"the rank of {name} is {rank} and max_lora_rank is {max_rank}: load the model "
-                f"with max_lora_rank={rank}"
-            )
-            return None
         is_embedding = pair["A"].endswith("lora_embedding_A")
         if is_embedding != (module in targets.embedding):
             problems.append(f"{pair['A']} is of another kind of module than the base model's")
@@ -230,6 +232,18 @@ class AdapterReader:
         with torch.device("cpu"):
             values: torch.Tensor = self._file.get_tensor(name)
         return values.float()
+
+
+def _above(max_rank: int, found: Sequence[LowRank]) -> list[str]:
+    """The largest rank, if there is no room for it."""
+    largest = max(found, key=attrgetter("rank"), default=None)
+    if largest is None or largest.rank <= max_rank:
+        return []
+    fix = f"load the model with max_lora_rank={largest.rank}"
+    if largest.rank > MAX_RANK:
+        fix = f"it can be {MAX_RANK} at most; {MERGE}"
+    rank = f"the rank of {largest.module} is {largest.rank} and max_lora_rank is {max_rank}"
+    return [f"{rank}: {fix}"]
 
 
 def _is_read(name: str) -> bool:

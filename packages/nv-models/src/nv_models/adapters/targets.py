@@ -6,6 +6,9 @@ Owns plain values alone: they travel to where no model is.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+MAX_RANK = 512
+"""The largest rank that a pool of adapters can have room for."""
+
 
 @dataclass(frozen=True)
 class AdapterTargets:
