@@ -53,6 +53,8 @@ FORMS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "int8": (int8().config, {}),
 }
 """A quantization_config, and options of LLM."""
+REQUESTED = "requested_bytes.all."
+"""Of `torch.cuda.memory_stats`: bytes of tensors, without the rest of the allocator's blocks."""
 COLUMNS = {
     "ms_per_token": "ms/token",
     "ms_per_step_of_16": "step of 16",
@@ -135,16 +137,16 @@ class Form:
         found = {"weights_bytes": plan.num_bytes, "weights_gib": round(plan.num_bytes / 2**30, 2)}
         if device == "cpu":
             return found
-        torch.cuda.empty_cache()
-        before = torch.cuda.memory_allocated()
+        before = torch.cuda.memory_stats()[REQUESTED + "current"]
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         model = plan.load()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
+        gc.collect()
+        stats = torch.cuda.memory_stats()
         held, peak = (
-            (at - before) / plan.num_bytes
-            for at in (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+            (stats[REQUESTED + at] - before) / plan.num_bytes for at in ("current", "peak")
         )
         del model
         return found | {

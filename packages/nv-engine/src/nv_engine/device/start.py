@@ -4,6 +4,7 @@ Owns the plan of a start, the order in which device memory is taken, and the fac
 reads. Never runs a request.
 """
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -373,6 +374,7 @@ def _count_blocks(
         return asked_blocks(config.num_kvcache_blocks, need, room), 0
     if plan.device.type == "cpu":
         return cpu_blocks(need, room - (pool.num_bytes if pool else 0)), 0
+    gc.collect()  # an earlier engine's tensors in cycles would count, or be freed while we measure
     try:
         steps, runner = (
             TrialSteps(config, plan.max_model_len, plan.trial_pooling),
