@@ -106,8 +106,7 @@ void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const
                     continue;
                 }
             }
-            using Step = std::conditional_t<std::is_same_v<T, bf16>, InPairs, Singly<T>>;
-            linear_tile<Step>(product, rows.first, rows.last, i % tiles);
+            linear_tile<Fastest<T>>(product, rows.first, rows.last, i % tiles);
         }
         if (in_tiles) release_tiles();
     }

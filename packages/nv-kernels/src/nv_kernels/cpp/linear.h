@@ -52,6 +52,9 @@ struct InPairs {
 using InPairs = Singly<bf16>;
 #endif
 
+template <typename T>
+using Fastest = std::conditional_t<std::is_same_v<T, bf16>, InPairs, Singly<T>>;
+
 // Rows m to m + MR by weights n to n + NR. FETCH: vectors of the next tile's weights that are fetched
 // per vector of this tile's, from `next` on.
 template <typename Step, int MR, int NR, int FETCH, typename T, typename O>
@@ -133,6 +136,6 @@ void linear(const Product<T, O>& p, int64_t num_rows, int threads) {
     for (int64_t first = 0; first < num_rows; first += BLOCK_ROWS) {
         int64_t last = std::min(first + BLOCK_ROWS, num_rows);
 #pragma omp parallel for num_threads(threads) schedule(static)
-        for (int64_t t = 0; t < num_tiles; t++) linear_tile<Singly<T>>(p, first, last, t);
+        for (int64_t t = 0; t < num_tiles; t++) linear_tile<Fastest<T>>(p, first, last, t);
     }
 }

@@ -128,7 +128,6 @@ constexpr int64_t OUTPUTS = 8 * WEIGHTS;  // that a thread computes at a time: w
 template <typename C, typename T, typename O>
 inline void quantized_tile(const Quantized& by, const C* x, const float* x_scale, const T* bias,
                            O* out, int64_t num_rows, int64_t n, int64_t count) {
-    using Step = std::conditional_t<std::is_same_v<C, bf16>, InPairs, Singly<C>>;
     int64_t size = by.num_columns;
     float* sums = scratch<float>(BLOCK_ROWS * OUTPUTS + WEIGHTS * size);
     C* values = (C*)(sums + BLOCK_ROWS * OUTPUTS);
@@ -140,9 +139,9 @@ inline void quantized_tile(const Quantized& by, const C* x, const float* x_scale
         }
         Product<C, float> product{x, values, nullptr, sums + j, OUTPUTS, size};
         if (some == WEIGHTS)
-            weights<Step, WEIGHTS, 0>(product, 0, num_rows, 0);
+            weights<Fastest<C>, WEIGHTS, 0>(product, 0, num_rows, 0);
         else
-            for (int64_t i = 0; i < some; i++) weights<Step, 1, 0>(product, 0, num_rows, i);
+            for (int64_t i = 0; i < some; i++) weights<Fastest<C>, 1, 0>(product, 0, num_rows, i);
     }
     finish(by, sums, OUTPUTS, x_scale, bias, out, num_rows, n, count);
 }
