@@ -1,5 +1,6 @@
 """A scripted engine and tiny tokenizers: what the tests of text need, and no model."""
 
+import importlib.util
 import json
 from collections import deque
 from dataclasses import dataclass, field
@@ -237,6 +238,16 @@ def checkpoint(tmp_path_factory, folder):
     AutoTokenizer.from_pretrained(folder).save_pretrained(target)
     (target / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20}))
     return str(target)
+
+
+@pytest.fixture(scope="session")
+def adapter_writer():
+    """nv-models' writer of adapters, in the format of peft."""
+    file = Path(__file__).parents[2] / "nv-models/tests/adapter_writer.py"
+    spec = importlib.util.spec_from_file_location("adapter_writer", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -4,12 +4,15 @@ import asyncio
 import gc
 import importlib.util
 import json
+import pickle
 import random
 import re
 import warnings
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -369,9 +372,26 @@ def test_wrong_requests(qwen3, tmp_path):
         (("n", 0, "p"), "lora_int_id is 0: it must be an integer from 1"),
         (("n", 1, ""), "lora_path is ''"),
         (("n", 1, "p", None, 2), "load_inplace is 2"),
+        (("n", 1, "p", 5), "base_model_name is 5: it must be a text"),
+        (("\ud800", 1, "p"), "lora_name is .*lone surrogates"),
+        (("n", 1, "p\0"), "lora_path is .*null characters"),
+        (("n", True, "p"), "lora_int_id is True"),
+        (("n", 1, b"p"), "lora_path is b'p'"),
+        ((" ", 1, "p"), "lora_name is ' '"),
     ):
         with pytest.raises(ValueError, match=message):
             LoRARequest(*fields)
+    for given, message in (
+        ({"path": "p"}, "LoRARequest has no option 'path': did you mean 'lora_path'"),
+        ({"lora_local_path": "p"}, "did you mean 'lora_path'"),
+        ({}, "LoRARequest lacks lora_path: call LoRARequest"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            LoRARequest("n", 1, **given)
+    with pytest.raises(NotImplementedError, match="save the adapter with peft"):
+        LoRARequest("n", 1, "p", tensorizer_config_dict={"a": 1})
+    request = LoRARequest("n", numpy.int64(1), Path("p"))
+    assert pickle.loads(pickle.dumps(request)) == replace(request) == LoRARequest("n", 1, "p")
     for options, message in (
         ({"max_loras": 0}, "max_loras is 0"),
         ({"max_lora_rank": 1000}, "max_lora_rank is 1000"),

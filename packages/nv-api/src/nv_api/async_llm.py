@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from nv_engine import EngineMetrics, LoRARequest, ModelFacts, PoolingParams, SamplingParams
 from nv_engine.log import LOGGER
+from nv_engine.validation import plain_lora, plain_lora_id
 from nv_engine.values import one_id, shown
 
 from nv_api import options as keywords
@@ -33,17 +34,22 @@ from nv_api.host.client import HostClient
 from nv_api.host.frames import (
     REFUSALS,
     Accepted,
+    AddAdapter,
+    Answer,
     Failed,
     FromHost,
+    ListAdapters,
     Log,
     Lost,
     Ready,
     Refused,
+    RemoveAdapter,
     Reset,
     Start,
     Stats,
     Step,
     Stop,
+    ToHost,
 )
 from nv_api.host.process import HostProcess
 from nv_api.members import OF_ASYNC_LLM, missing
@@ -128,7 +134,7 @@ class AsyncLLM(OneProcess):
         self._updated: set[Completion | None] = set()
         """Completions with an update of the step that is not whole yet."""
         self._wakes = WakeQueue()
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._names: dict[str | int, int] = {}
         self._texts = ThreadPoolExecutor(NUM_TEXT_THREADS, "nv text")
 
@@ -439,6 +445,56 @@ class AsyncLLM(OneProcess):
         return True
 
     @VLLM_NAMES.arguments_of
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Check an adapter's files and begin to read them, before a request needs it.
+
+        Requests run meanwhile. An adapter whose call is cancelled may be added all the same.
+
+        Returns:
+            True.
+
+        Raises:
+            TypeError: a value that is not a LoRARequest.
+            ValueError: the model was loaded without enable_lora=True, the id means another adapter,
+                or the files do not fit the model.
+            FileNotFoundError: the adapter's files do not exist.
+            EngineDead: the engine's process or its device is lost.
+        """
+        lora = plain_lora(lora_request)
+        await self._call(lambda number: AddAdapter(number, lora))
+        return True
+
+    @VLLM_NAMES.arguments_of
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Let an adapter's id mean nothing; requests that run with it go on with it.
+
+        Returns:
+            False if it meant nothing.
+
+        Raises:
+            ValueError: a value that is not an adapter's id.
+            EngineDead: the engine's process or its device is lost.
+        """
+        adapter_id = plain_lora_id(lora_id)
+        return bool(await self._call(lambda number: RemoveAdapter(number, adapter_id)))
+
+    @VLLM_NAMES.arguments_of
+    async def list_loras(self) -> set[int]:
+        """The ids of the adapters that requests or `add_lora` have named."""
+        return set(await self._call(ListAdapters))
+
+    async def _call(self, frame_of: Callable[[int], ToHost]) -> Any:  # noqa: ANN401
+        """Send the frame of a call, by the call's number, and wait for its answer."""
+        await self.ready()
+        number = self._client.new_id()
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._client.send(frame_of(number))
+        try:
+            return await answer
+        finally:
+            self._answers.pop(number, None)
+
+    @VLLM_NAMES.arguments_of
     async def close(self) -> None:
         """Stop the engine; unfinished requests raise EngineDead. A second call is a no-op.
 
@@ -576,6 +632,9 @@ class AsyncLLM(OneProcess):
             case Accepted(request_id):
                 if answer := self._waiting(request_id):
                     answer.set_result(None)
+            case Answer(request_id, value):
+                if answer := self._waiting(request_id):
+                    answer.set_result(value)
             case Refused(request_id, kind, message):
                 if answer := self._waiting(request_id):
                     answer.set_exception(ERRORS.get(kind, EngineDead)(message))
@@ -590,8 +649,8 @@ class AsyncLLM(OneProcess):
             case Log(level, message):
                 LOGGER.log(level, "%s", message)
 
-    def _waiting(self, request_id: int) -> "asyncio.Future[None] | None":
-        """The future of the answer to a request; None if no task waits for it any more."""
+    def _waiting(self, request_id: int) -> "asyncio.Future[Any] | None":
+        """The future of the answer to a request or call; None if no task waits for it any more."""
         answer = self._answers.get(request_id)
         return None if answer is None or answer.done() else answer
 

@@ -14,7 +14,7 @@ MEMORY = "close() frees the memory; make the LLM anew when you need it again"
 PROFILER = "run the script under a profiler, such as nsys or torch.profiler"
 CONFIG = "read the config.json of the model"
 NO_MEDIA = "prompts are text or token ids"
-ADAPTERS = "pass lora_request=… to generate, chat or encode: the files are read then"
+PINNED = "make max_loras as large as the number of adapters, and each stays in a slot"
 OPTIONS = "pass the options themselves: {}(model, max_model_len=…)"
 SUBMIT = "call generate, or submit, which returns a stream of what is new"
 ASYNC_MEMORY = "await close() frees the memory; make the AsyncLLM anew when you need it again"
@@ -30,6 +30,7 @@ OF_LLM: Mapping[str, str] = {
     "get_world_size": "it is the tensor_parallel_size that you passed to LLM",
     "llm_engine": STEPS,
     "model_config": CONFIG,
+    "pin_lora": PINNED,
     "preprocess_chat": "call chat, or get_tokenizer().apply_chat_template",
     "reset_mm_cache": NO_MEDIA,
     "set_tokenizer": "pass tokenizer=… to LLM",
@@ -42,7 +43,6 @@ OF_LLM: Mapping[str, str] = {
 """In place of members of vLLM's `LLM`."""
 
 OF_ASYNC_LLM: Mapping[str, str] = {
-    **dict.fromkeys(("add_lora", "list_loras", "pin_lora", "remove_lora"), ADAPTERS),
     **dict.fromkeys(("add_request", "beam_search", "engine_core", "output_processor"), SUBMIT),
     **dict.fromkeys(("is_sleeping", "sleep", "wake_up"), ASYNC_MEMORY),
     **dict.fromkeys(("is_paused", "pause_generation", "resume_generation"), PAUSE),
@@ -53,6 +53,7 @@ OF_ASYNC_LLM: Mapping[str, str] = {
     "do_log_stats": "read stats, the newest counters",
     "embed": "call encode(prompt, pooling_task='embed')",
     "get_supported_tasks": "read pooler: None, or how prompts are pooled",
+    "pin_lora": PINNED,
     "is_tracing_enabled": "tracing is an option of nv serve",
     "reset_mm_cache": NO_MEDIA,
     "shutdown": "await close()",

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 
 import pytest
-from nv_api import PoolingParams, SamplingParams, StructuredOutputsParams, wake_queue
+from nv_api import LoRARequest, PoolingParams, SamplingParams, StructuredOutputsParams, wake_queue
 from nv_api.async_llm import AsyncLLM, EngineDead
 from nv_api.members import OF_ASYNC_LLM
 from nv_api.prompts import TokenPrompt
@@ -238,6 +238,16 @@ def test_16_a_request_has_its_name_before_the_engine_has_answered(front_end, mon
         (lambda llm: anext(llm.generate("a", None, True)), TypeError, "is True: .*one id"),
         (lambda llm: anext(llm.generate("a", None, 1.0)), TypeError, "is 1.0: .*one id"),
         (lambda llm: anext(llm.generate("a", None, "")), ValueError, "request_id is empty"),
+        (lambda llm: llm.add_lora("poet"), TypeError, "lora_request is 'poet': it must be a LoRA"),
+        (lambda llm: llm.add_lora(None), TypeError, "lora_request is None: it must be a LoRAReq"),
+        (lambda llm: llm.remove_lora("x"), ValueError, "lora_id is 'x': it must be an integer"),
+        (lambda llm: llm.remove_lora(0), ValueError, "lora_id is 0: it must be an integer from 1"),
+        (lambda llm: llm.remove_lora(2**70), ValueError, "lora_id is .*: it must be an integer"),
+        (
+            lambda llm: llm.add_lora(LoRARequest("poet", 1, "/none")),
+            ValueError,
+            "lora_request is 'poet' and the model was loaded without adapters: .*enable_lora=True",
+        ),
     ],
 )
 def test_16_an_argument_of_a_wrong_type_is_one_sentence(front_end, call, error, message):
@@ -586,7 +596,8 @@ def calls_of(llm):
     return [
         llm.ready(), anext(llm.generate("abc", PARAMS)), anext(llm.encode("abc")),
         anext(llm.chat([{"role": "user", "content": "hi"}], PARAMS)), llm.tokenize(["abc"]),
-        llm.submit(prompt, PARAMS), llm.reset_prefix_cache(),
+        llm.submit(prompt, PARAMS), llm.reset_prefix_cache(), llm.list_loras(), llm.remove_lora(1),
+        llm.add_lora(LoRARequest("poet", 1, "/none")),
     ]  # fmt: skip
 
 

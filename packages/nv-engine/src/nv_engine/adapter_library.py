@@ -44,19 +44,27 @@ class AdapterLibrary:
         """Ids that mean an adapter now."""
         return set(self._known)
 
-    def find(self, request: LoRARequest) -> Adapter:
+    def find(self, request: LoRARequest, files: AdapterFiles | None = None) -> Adapter:
         """The version that a request means; its files are checked, and read from now on.
+
+        Args:
+            request: the adapter.
+            files: of `open`; None: they are opened here, if the version is not known.
 
         Raises:
             ValueError: adapters are not enabled, the id means another adapter, or the files do not
                 fit the model.
             FileNotFoundError: the adapter's files do not exist.
         """
-        if self._facts is None:
-            raise ValueError(
-                f"lora_request is {request.lora_name!r} and the model was loaded without adapters: "
-                "load it with enable_lora=True"
-            )
+        return self.known(request) or self._add(request, files or self.open(request))
+
+    def known(self, request: LoRARequest) -> Adapter | None:
+        """The version that a request means; None: files have to be opened for it.
+
+        Raises:
+            ValueError: adapters are not enabled, or the id means another adapter.
+        """
+        self._facts_for(request)
         known = self._known.get(request.lora_int_id)
         if known is not None and known.adapter.failure is None:
             if Path(request.lora_path) == Path(known.request.lora_path):
@@ -68,7 +76,48 @@ class AdapterLibrary:
                     f"{known.request.lora_path} already: give {request.lora_name!r} from "
                     f"{request.lora_path} another id, or load_inplace=True to replace it"
                 )
-        return self._open(request)
+        return None
+
+    def open(self, request: LoRARequest) -> AdapterFiles:
+        """An adapter's files as they are now, checked; any thread may call it.
+
+        Raises:
+            ValueError: adapters are not enabled, or the files do not fit the model.
+            FileNotFoundError: the adapter's files do not exist.
+        """
+        facts = self._facts_for(request)
+        try:
+            files = AdapterFiles.open(resolve_adapter(request.lora_path))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            place, why = error.filename or request.lora_path, error.strerror or error
+            raise ValueError(f"{place} cannot be read ({why}): let this user read it") from error
+        files.matrices(facts.targets, facts.max_rank)
+        return files
+
+    def _facts_for(self, request: LoRARequest) -> AdapterFacts:
+        """The facts, if adapters are enabled."""
+        if self._facts is None:
+            raise ValueError(
+                f"lora_request is {request.lora_name!r} and the model was loaded without adapters: "
+                "load it with enable_lora=True"
+            )
+        return self._facts
+
+    def _add(self, request: LoRARequest, files: AdapterFiles) -> Adapter:
+        """Let a request's id mean these files, which a thread reads from now on."""
+        folder, self._next_key = str(Path(files.folder).absolute()), self._next_key + 1
+        source = AdapterSource(self._next_key, request.lora_name, folder, files.signature)
+        known = _Known(request, Adapter(source), files)
+        self._known[request.lora_int_id] = known
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._read, name="nv_engine adapters", daemon=True
+            )
+            self._thread.start()
+        self._unread.put(known)
+        return known.adapter
 
     def forget(self, adapter_id: int) -> bool:
         """Let an id mean nothing; requests that have its adapter keep it."""
@@ -82,23 +131,6 @@ class AdapterLibrary:
     def close(self) -> None:
         """End the thread."""
         self._unread.put(None)
-
-    def _open(self, request: LoRARequest) -> Adapter:
-        """Make a new version of the files as they are now."""
-        assert self._facts is not None, "checked"
-        files = AdapterFiles.open(resolve_adapter(request.lora_path))
-        files.matrices(self._facts.targets, self._facts.max_rank)
-        folder, self._next_key = str(Path(files.folder).absolute()), self._next_key + 1
-        source = AdapterSource(self._next_key, request.lora_name, folder, files.signature)
-        known = _Known(request, Adapter(source), files)
-        self._known[request.lora_int_id] = known
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._read, name="nv_engine adapters", daemon=True
-            )
-            self._thread.start()
-        self._unread.put(known)
-        return known.adapter
 
     def _read(self) -> None:
         """Read whole files, one after the other: they are in the page cache then."""

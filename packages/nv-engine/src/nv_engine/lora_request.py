@@ -6,13 +6,29 @@ Owns the record and the checks that need neither files nor a model.
 from dataclasses import dataclass
 from pathlib import Path
 
-from nv_engine.values import integer, shown
+from nv_engine.names import ForeignNames
+from nv_engine.values import boolean, integer, shown
 
 MAX_ID = 2**31 - 1
 """Largest id of an adapter."""
 
 
-@dataclass(frozen=True)
+VLLM_NAMES = ForeignNames(
+    no_difference=frozenset({"long_lora_max_len"}),
+    unbuilt={"tensorizer_config_dict": ()},
+    renamed={
+        "lora_local_path": "lora_path",
+        "path": "lora_path",
+        "name": "lora_name",
+        "id": "lora_int_id",
+        "lora_id": "lora_int_id",
+        "adapter_id": "lora_int_id",
+    },
+    instead={"tensorizer_config_dict": "save the adapter with peft, and pass its folder"},
+)
+
+
+@dataclass(frozen=True, init=False)
 class LoRARequest:
     """An adapter that a request is to be computed with; the names are vLLM's.
 
@@ -26,6 +42,7 @@ class LoRARequest:
 
     Raises:
         ValueError: a name or path that is not a text or empty, or an id out of range.
+        TypeError: an argument is missing, or is not one of these.
     """
 
     lora_name: str
@@ -34,19 +51,24 @@ class LoRARequest:
     base_model_name: str | None = None
     load_inplace: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lora_int_id", integer("lora_int_id", self.lora_int_id, 1, MAX_ID))
-        path: object = self.lora_path
-        if isinstance(path, Path):
-            object.__setattr__(self, "lora_path", str(path))
-        for name in ("lora_name", "lora_path"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise ValueError(f"{name} is {shown(value)}: it must be a text that is not empty")
-        if not isinstance(self.load_inplace, bool):
-            raise ValueError(
-                f"load_inplace is {shown(self.load_inplace)}: it must be True or False"
-            )
+    @VLLM_NAMES.arguments_of
+    def __init__(
+        self,
+        lora_name: str,
+        lora_int_id: int,
+        lora_path: str | Path,
+        base_model_name: str | None = None,
+        load_inplace: bool = False,  # vLLM's order
+    ) -> None:
+        path = str(lora_path) if isinstance(lora_path, Path) else lora_path
+        own = None if base_model_name is None else text("base_model_name", base_model_name)
+        self.__dict__.update(  # the fields are frozen
+            lora_name=text("lora_name", lora_name),
+            lora_int_id=integer("lora_int_id", lora_int_id, 1, MAX_ID),
+            lora_path=text("lora_path", path),
+            base_model_name=own,
+            load_inplace=boolean("load_inplace", load_inplace),
+        )
 
     @property
     def name(self) -> str:
@@ -62,3 +84,20 @@ class LoRARequest:
     def path(self) -> str:
         """Where its files are."""
         return self.lora_path
+
+
+def text(name: str, value: object) -> str:
+    """A text that is not empty, as a plain str that any process can read.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        if isinstance(value, str) and value.strip() and value.encode() and "\0" not in value:
+            return str(value)
+    except UnicodeEncodeError:
+        pass
+    raise ValueError(
+        f"{name} is {shown(value)}: it must be a text that is not empty, without null characters "
+        "and lone surrogates"
+    )

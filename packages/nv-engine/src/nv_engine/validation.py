@@ -15,6 +15,7 @@ import numpy as np
 
 from nv_engine.facts import ModelFacts, PoolingFacts
 from nv_engine.grammar import Grammar
+from nv_engine.lora_request import MAX_ID as MAX_LORA_ID
 from nv_engine.lora_request import LoRARequest
 from nv_engine.params import SamplingParams
 from nv_engine.pooling_params import EMBED_TASKS, PoolingParams
@@ -83,6 +84,15 @@ def plain_lora(lora: object) -> LoRARequest:
     if not isinstance(lora, LoRARequest):
         raise TypeError(f"lora_request is {shown(lora)}: it must be a LoRARequest")
     return lora
+
+
+def plain_lora_id(adapter_id: object) -> int:
+    """An adapter's id as a plain int.
+
+    Raises:
+        ValueError: it is not an integer from 1 to 2**31 - 1.
+    """
+    return integer("lora_id", adapter_id, 1, MAX_LORA_ID)
 
 
 def plain_prompt(token_ids: Iterable[int], facts: ModelFacts, *, plain: bool = False) -> list[int]:

@@ -1,6 +1,6 @@
 """HostClient: the front end's end of the socket, in an event loop.
 
-Owns the ids of requests and the frames on their way. Never makes text.
+Owns the ids of requests and calls, and the frames on their way. Never makes text.
 """
 
 import asyncio
@@ -102,6 +102,11 @@ class HostClient(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(b"".join(frames))
         return list(ids)
+
+    def new_id(self) -> int:
+        """An id for a call that is no request."""
+        self._next_id += 1
+        return self._next_id - 1
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         """End a request, or one of its completions."""

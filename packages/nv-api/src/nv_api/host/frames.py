@@ -71,6 +71,27 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """End the host."""
 
 
+class AddAdapter(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """Check an adapter's files and read them; the host answers with Accepted or Refused."""
+
+    request_id: int
+    """Of this call; requests and calls have different ids."""
+    lora: LoRARequest
+
+
+class RemoveAdapter(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Let an adapter's id mean nothing; the host answers whether it meant something."""
+
+    request_id: int
+    adapter_id: int
+
+
+class ListAdapters(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Answer with the ids that mean an adapter."""
+
+    request_id: int
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """The engine is made."""
 
@@ -86,13 +107,13 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """A request is queued."""
+    """A request is queued, or a call is done."""
 
     request_id: int
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A request is not queued."""
+    """A request is not queued, or a call cannot be done."""
 
     request_id: int
     kind: str
@@ -139,8 +160,15 @@ class Log(msgspec.Struct, frozen=True, array_like=True, tag=17):
     message: str
 
 
-ToHost: TypeAlias = Start | Add | Abort | Reset | Stop
-FromHost: TypeAlias = Ready | Failed | Accepted | Refused | Step | Stats | Lost | Log
+class Answer(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """The result of a call."""
+
+    request_id: int
+    value: bool | list[int]
+
+
+ToHost: TypeAlias = Start | Add | Abort | Reset | Stop | AddAdapter | RemoveAdapter | ListAdapters
+FromHost: TypeAlias = Ready | Failed | Accepted | Refused | Step | Stats | Lost | Log | Answer
 
 
 def _plain(value: object) -> object:

@@ -1,15 +1,18 @@
 """Host: drives one engine for a front end.
 
 Owns when the engine steps: as long as there is work, and otherwise it waits for a frame. Never sees
-text, but for the grammars, which it compiles in a thread so that no other request waits.
+text, but for the grammars, which it compiles in a thread so that no other request waits. The files
+of adapters are opened in threads too.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
+from nv_engine.log import LOGGER
 from nv_engine.pooling_params import PoolingParams
 
 from nv_api.host.frames import (
@@ -17,8 +20,12 @@ from nv_api.host.frames import (
     Abort,
     Accepted,
     Add,
+    AddAdapter,
+    Answer,
+    ListAdapters,
     Lost,
     Refused,
+    RemoveAdapter,
     Reset,
     RowNames,
     Stats,
@@ -28,6 +35,7 @@ from nv_api.host.frames import (
     request_of,
     with_grammar,
 )
+from nv_api.host.opening import Opening
 from nv_api.host.wire import Wire
 
 if TYPE_CHECKING:
@@ -36,9 +44,11 @@ if TYPE_CHECKING:
         Engine,
         EngineRequest,
         Grammar,
+        LoRARequest,
         SequenceUpdate,
         StructuredOutputsParams,
     )
+    from nv_models.adapters import AdapterFiles
 
 IDLE_SECONDS = 1.0
 """Longest wait for a frame; then the front end gets the counters anew."""
@@ -69,6 +79,7 @@ class Host:
         self._compilers = ThreadPoolExecutor(NUM_COMPILERS, "nv grammar")
         self._compiling: dict[int, EngineRequest] = {}
         self._compiled: SimpleQueue[tuple[int, Future[Grammar]]] = SimpleQueue()
+        self._opening = Opening(engine.open_adapter, wire.ring)
         self._rows: Sequence[DrawnRow] = []
         """Of the newest frame that has a step's tokens."""
         self._stats_at = 0.0
@@ -82,6 +93,7 @@ class Host:
             self._wire.drain(DRAIN_SECONDS)
         finally:
             self._compilers.shutdown(wait=False, cancel_futures=True)
+            self._opening.close()
             self._wire.close()
             self._engine.close()
 
@@ -91,6 +103,7 @@ class Host:
         frames = self._wire.receive(0.0 if is_busy else IDLE_SECONDS)
         for frame in frames:
             self._take(frame)
+        self._add_opened()
         self._add_compiled()
         if self._engine.has_unfinished:
             self._step()
@@ -106,20 +119,73 @@ class Host:
             case Abort(request_id, index):
                 if index is None:
                     self._compiling.pop(request_id, None)
+                    self._opening.forget(request_id)
                 self._engine.abort(request_id, index)
             case Reset():
                 self._engine.reset_prefix_cache()
+            case AddAdapter(request_id, lora):
+                self._with_adapter(request_id, lora, lambda: self._accept(request_id))
+            case RemoveAdapter(request_id, adapter_id):
+                was_known = self._engine.remove_adapter(adapter_id)
+                self._wire.send(Answer(request_id, was_known))
+            case ListAdapters(request_id):
+                self._wire.send(Answer(request_id, sorted(self._engine.adapter_ids)))
             case Stop():
                 self._is_stopped = True
 
     def _add(self, frame: Add) -> None:
-        """Queue a request; one with a grammar first goes to a thread that compiles it."""
+        """Queue a request, once its adapter is known."""
         request_id = frame.request_id
         try:
             request = request_of(frame)
         except REFUSALS as error:
             self._refuse(request_id, error)
             return
+        if frame.lora is None:
+            self._compile_and_queue(request_id, request)
+        else:
+            go_on = partial(self._compile_and_queue, request_id, request)
+            self._with_adapter(request_id, frame.lora, go_on)
+
+    def _with_adapter(
+        self, request_id: int, lora: "LoRARequest", go_on: Callable[[], None]
+    ) -> None:
+        """Go on once an adapter is known; before, a thread opens its files if they are not."""
+        try:
+            is_known = self._engine.knows_adapter(lora)
+        except REFUSALS as error:
+            self._refuse(request_id, error)
+            return
+        if is_known:
+            go_on()
+        else:
+            self._opening.begin(request_id, lora, go_on)
+
+    def _add_opened(self) -> None:
+        """Add the adapters whose files are open, and go on with all that waited for them."""
+        for lora, opened, waiting in self._opening.ended():
+            error = opened.exception()  # whatever it is: the engine has nothing of it
+            if error is None:
+                error = self._problem_of(lora, opened.result())
+            elif not isinstance(error, REFUSALS):  # a fault of the program
+                LOGGER.error("adapter %s cannot be opened", lora.lora_name, exc_info=error)
+                error = RuntimeError(f"{type(error).__name__}: {error}")
+            for request_id, go_on in waiting.items():
+                if error is None:
+                    go_on()
+                else:
+                    self._refuse(request_id, error)
+
+    def _problem_of(self, lora: "LoRARequest", files: "AdapterFiles") -> BaseException | None:
+        """Add an adapter; returns the reason why the engine refuses it."""
+        try:
+            self._engine.add_adapter(lora, files)
+        except (*REFUSALS, RuntimeError) as error:
+            return error
+        return None
+
+    def _compile_and_queue(self, request_id: int, request: "EngineRequest") -> None:
+        """Queue a request; one with a grammar first goes to a thread that compiles it."""
         params = request.params
         form = None if isinstance(params, PoolingParams) else params.structured_outputs
         if form is None:
@@ -155,7 +221,10 @@ class Host:
         except (*REFUSALS, RuntimeError) as error:
             self._refuse(request_id, error)
         else:
-            self._wire.send(Accepted(request_id))
+            self._accept(request_id)
+
+    def _accept(self, request_id: int) -> None:
+        self._wire.send(Accepted(request_id))
 
     def _refuse(self, request_id: int, error: BaseException) -> None:
         self._wire.send(Refused(request_id, type(error).__name__, str(error)))
