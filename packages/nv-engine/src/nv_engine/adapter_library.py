@@ -106,7 +106,7 @@ class AdapterLibrary:
         return self._facts
 
     def _add(self, request: LoRARequest, files: AdapterFiles) -> Adapter:
-        """Let a request's id mean these files, which a thread reads from now on."""
+        """Make a request's id mean these files, which a thread reads from now on."""
         folder, self._next_key = str(Path(files.folder).absolute()), self._next_key + 1
         source = AdapterSource(self._next_key, request.lora_name, folder, files.signature)
         known = _Known(request, Adapter(source), files)

@@ -104,7 +104,7 @@ class HostClient(asyncio.Protocol):
         return list(ids)
 
     def new_id(self) -> int:
-        """An id for a call that is no request."""
+        """An id for a call that is not a request."""
         self._next_id += 1
         return self._next_id - 1
 

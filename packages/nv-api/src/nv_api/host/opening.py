@@ -51,7 +51,7 @@ class Opening:
         self._ring()
 
     def forget(self, request_id: int) -> None:
-        """Let a request that is aborted go on no more."""
+        """Drop a request that is aborted from all that wait."""
         for waiting in self._waiting.values():
             waiting.pop(request_id, None)
 
