@@ -7,8 +7,9 @@ would in free answers. The row of fp32 shows what rounding to bf16 alone costs.
 
 The checkpoint must be in floats, or the demo, which is dequantized to bf16 first. Its quantized
 forms are made here by rounding to nearest (`round_to_nearest.py`); fp8 is made by
-`quantization="fp8"`. The text is `--text`, or Python's own documentation for a model with a
-tokenizer, and held-out bytes for the checkpoint of `train_tiny.py`.
+`quantization="fp8"`. K-quants have blocks of 256 columns: matrices that are not whole blocks have
+the kind that llama.cpp takes for them. The text is `--text`, or Python's own documentation for a
+model with a tokenizer, and held-out bytes for the checkpoint of `train_tiny.py`.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import nv_kernels as nk
 import torch
+from k_quants import BLOCK as K_BLOCK
 from nv_models import CausalLM, ForwardContext, plan_model, resolve
 from report import report
 from round_to_nearest import (
@@ -37,8 +39,7 @@ from train_tiny import held_out_passages
 NUM_PASSAGES, LENGTH = 8, 250
 BLOCK_SIZE = 16
 GROUP_SIZES = (128, 64, 32)
-GGUF_KINDS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
-"""That the gguf library writes."""
+GGUF_KINDS = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "Q6_K", "Q5_K", "Q4_K")
 
 
 class Form(NamedTuple):
@@ -93,6 +94,13 @@ def schemes(source: Floats) -> dict[str, Scheme]:
         f"AWQ, groups of {small}": awq(small),
         f"GPTQ, 4 bits, groups of {large}": gptq(4, large),
     }
+
+
+def k_quants_share(source: Floats) -> float:
+    """The share of the values of the layers' matrices that K-quants hold."""
+    matrices = [tensor for name, tensor in source.tensors.items() if "_proj" in name]
+    held = sum(tensor.numel() for tensor in matrices if tensor.shape[1] % K_BLOCK == 0)
+    return held / sum(tensor.numel() for tensor in matrices)
 
 
 def passages_of(model: str, text: str | None, count: int, length: int) -> list[list[int]]:
@@ -209,7 +217,8 @@ def main() -> None:
             figures[name] = compared(found, truth) | {"perplexity": perplexity(found, passages)}
             print(f"{name:32}{figures[name]}", flush=True)
     places = sum(map(len, passages))
-    head = {"model": Path(args.model).name, "places": places, "device": args.device}
+    head = {"model": Path(args.model).name, "places": places, "device": args.device,
+            "k_quants_percent": round(100 * k_quants_share(source), 1)}  # fmt: skip
     report("quantized_accuracy", head | {"forms": figures}, args.save)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from k_quants import BLOCK as K_BLOCK
+from k_quants import FALLBACKS, quantize_k
 from nv_models.architectures import ARCHITECTURES
 from nv_models.load import open_checkpoint
 from safetensors.torch import save_file
@@ -61,7 +63,10 @@ class Floats:
         return write(folder, self.config | {"quantization_config": scheme.config}, tensors)
 
     def write_gguf(self, folder: Path, kind: str) -> Path:
-        """Write a GGUF file beside config.json: matrices of a kind, embedding and head in Q8_0."""
+        """Write a GGUF file beside config.json: matrices of a kind, embedding and head in Q8_0.
+
+        Where a matrix has no whole blocks of a K-quant, it is of the kind that llama.cpp takes.
+        """
         from gguf import GGMLQuantizationType, GGUFWriter
         from gguf.quants import quantize
         from nv_models.checkpoint.gguf.tensors import gguf_name, names_of
@@ -76,8 +81,14 @@ class Floats:
             writer.add_uint32(f"{row.gguf}.attention.{key}", heads[name])
         for name, tensor in self.tensors.items():
             of_matrix = kind if "_proj" in name else "Q8_0"
+            if tensor.shape[-1] % K_BLOCK:
+                of_matrix = FALLBACKS.get(of_matrix, of_matrix)
             stored = GGMLQuantizationType["F32" if tensor.ndim == 1 else of_matrix]
-            data = quantize(tensor.float().numpy(), stored)
+            values = tensor.float().numpy()
+            if of_matrix in FALLBACKS:
+                data = quantize_k(values, of_matrix)
+            else:
+                data = quantize(values, stored)
             if row.gguf_rotates_neighbours and (count := heads.get(name.split(".")[-2])):
                 halves = data.reshape(count, 2, -1, data.shape[-1])
                 data = np.ascontiguousarray(halves.swapaxes(1, 2).reshape(data.shape))

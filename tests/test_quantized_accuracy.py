@@ -6,9 +6,12 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import nv_kernels as nk
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from nv_models import plan_model
 from nv_models.layers.linear import Linear
 
@@ -64,6 +67,24 @@ def test_values_are_within_half_a_step(benchmark, tmp_path) -> None:
             assert most / 20 < error < most * 1.07, (name, matrix)  # a scale is rounded to bf16
 
 
+@pytest.mark.parametrize(("kind", "step"), [("Q4_K", 15), ("Q5_K", 31), ("Q6_K", 62)])
+def test_k_quants_are_read_back_within_half_a_step(benchmark, kind, step) -> None:
+    """Zeros, a block of one sign and a block with one large group keep their values too."""
+    import k_quants  # noqa: PLC0415  # found by the fixture
+
+    values = np.random.default_rng(3).normal(size=(8, 512)).astype(np.float32)
+    values[0, :256], values[1], values[2, :32] = 0, np.abs(values[1]), 20 * values[2, :32]
+    packed = k_quants.quantize_k(values, kind)
+    read = dequantize(packed, GGMLQuantizationType[kind])
+    error = np.abs(read - values).reshape(8, 2, -1).max(2)
+    spans = values.reshape(8, 2, -1).max(2).clip(0) - values.reshape(8, 2, -1).min(2).clip(max=0)
+    largest = 2 * np.abs(values).reshape(8, 2, -1).max(2) if kind == "Q6_K" else spans
+    half = largest / step / 2
+    assert (error <= 1.6 * half).all()  # a scale, or a min, is rounded to 1 / 63 of the largest
+    assert (error[3:] > 0.6 * half[3:]).all()
+    assert not read[0, :256].any()
+
+
 def test_more_bits_are_nearer(benchmark, tmp_path) -> None:
     source = benchmark.Floats.read(TRAINED)
     passages = benchmark.passages_of(str(TRAINED), None, 2, 100)
@@ -99,8 +120,11 @@ LABELS = {  # by the name of a form of the trained checkpoint: the demo's, and t
     "fp8 made while loading": ("fp8 made while loading", 'fp8, `quantization="fp8"`'),
     "fp8, a scale per matrix": ("fp8, a scale per matrix", "fp8, a scale per matrix"),
     "fp8, blocks of 128": (None, "fp8, blocks of 128 x 128"),
+    "GGUF Q6_K": ("GGUF Q6_K", "GGUF Q6_K (else Q8_0)"),
     "GGUF Q5_1": ("GGUF Q5_1", "GGUF Q5_1"),
+    "GGUF Q5_K": ("GGUF Q5_K", "GGUF Q5_K (else Q5_1)"),
     "GGUF Q5_0": ("GGUF Q5_0", "GGUF Q5_0"),
+    "GGUF Q4_K": ("GGUF Q4_K", "GGUF Q4_K (else Q5_0)"),
     "GGUF Q4_1": ("GGUF Q4_1", "GGUF Q4_1"),
     "AWQ, groups of 32": ("AWQ, groups of 32", "AWQ, groups of 32"),
     "GGUF Q4_0": ("GGUF Q4_0", "GGUF Q4_0"),
