@@ -344,6 +344,10 @@ class Tokenizer:
             text = self._texts[token_id] = _decode(self.backend, [token_id], True)
         return text
 
+    def shown_text(self, token_id: int) -> str:
+        """As `token_text`; "" for a special token, which answers leave out by default."""
+        return "" if token_id in self._special else self.token_text(token_id)
+
     def token_bytes(self, token_id: int) -> bytes:
         """A token's own bytes; b"" past the vocabulary.
 

@@ -1,6 +1,7 @@
 """/v1/responses: a chat in the form of OpenAI's newer route."""
 
 import json
+import random
 
 import openai
 import pytest
@@ -352,22 +353,46 @@ def test_without_include_there_are_no_log_probabilities(says):
     assert served.last.params.logprobs is None
 
 
-def test_log_probabilities_of_calls_are_refused(says):
-    served = says("Yes.")
-    response = ask(served, **LOGPROBS, tools=[WEATHER])
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "include")
-    assert ask(served, **LOGPROBS, tools=[WEATHER], tool_choice="none").status_code == 200
+PARTS = ("Let me look 🙂. ", "\n", "  ", "<", "<tool", CALL, f"{CALL}\n", "</tool_call>", "Done.")
 
 
-@pytest.mark.parametrize(("field", "value", "param"), WRONG, ids=lambda v: str(v)[:40])
-def test_s07_a_wrong_field_is_refused_and_named(served, field, value, param):
-    before = len(served.llm.submitted)
-    response = ask(served, **{"input": "a", field: value} if field != "input" else {"given": value})
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["param"] == (param or field), error
-    assert "messages" not in error["message"]
-    assert len(served.llm.submitted) == before
+@pytest.mark.parametrize("number", range(60))
+def test_log_probabilities_beside_calls_are_those_of_the_messages(says, number):
+    """Streamed and plain, whatever is around calls: the tokens of each message's text."""
+    rng = random.Random(number)
+    thought = rng.choice(["", "<think>\nhm\n</think>\n\n"])
+    text = thought + "".join(rng.choices(PARTS, k=rng.randint(1, 6)))
+    served = says(text, text)
+    fields = {**LOGPROBS, "tools": [WEATHER]}
+    body = plain(ask(served, **fields))
+    events = stream_of(ask(served, stream=True, **fields))
+    streamed = {}
+    for event in events:
+        if event["type"] == "response.output_text.delta":
+            streamed.setdefault(event["output_index"], []).extend(event["logprobs"])
+    messages = [item for item in body["output"] if item["type"] == "message"]
+    whole = {i: item for i, item in enumerate(body["output"]) if item["type"] == "message"}
+    assert streamed == {i: item["content"][0]["logprobs"] for i, item in whole.items()}
+    assert events[-1]["response"]["output"][-1].keys() == body["output"][-1].keys()
+    end = served.llm.text.token_text(EOS)
+    for item in messages:
+        (part,) = item["content"]
+        shown = [entry for entry in part["logprobs"] if entry["token"] != end]
+        told = b"".join(bytes(entry["bytes"]) for entry in shown).decode()
+        assert told.strip("\n ") == part["text"].strip("\n "), text
+        assert [len(entry["top_logprobs"]) for entry in shown] == [2] * len(shown)
+    if body["output"][-1]["type"] == "message":
+        assert messages[-1]["content"][0]["logprobs"][-1]["token"] == end
+
+
+def test_log_probabilities_beside_calls_have_no_token_of_a_call(says):
+    served = says(SAID)
+    body = plain(ask(served, **LOGPROBS, tools=[WEATHER]))
+    kinds = [item["type"] for item in body["output"]]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    (part,) = body["output"][1]["content"]
+    told = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode()
+    assert told == "\n\nLet me look 🙂." == f"\n\n{part['text'].strip()}"
 
 
 def test_s33_a_wrong_model_is_refused(served):

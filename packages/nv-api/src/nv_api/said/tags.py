@@ -108,6 +108,11 @@ class Passage:
         rest, self._begun = self._begun, ""
         return Passed(passed, self._release(), tag, rest)
 
+    @property
+    def num_held(self) -> int:
+        """Letters of the text that is held back."""
+        return sum(map(len, self._spaces)) + len(self._begun)
+
     def finish(self) -> str:
         """The text held back, at the end of the text."""
         held = self._release() + self._begun

@@ -89,6 +89,11 @@ class ToolCalls:
         self.num_whole = 0
         """Calls that are whole."""
 
+    @property
+    def num_held(self) -> int:
+        """Letters that may become content or a tag; 0 within a call."""
+        return self._passage.num_held if self._call is None else 0
+
     def passes(self, piece: str) -> bool:
         """Whether a piece is content as it is, and changes nothing."""
         return self._call is None and self._passage.passes(piece)

@@ -72,22 +72,23 @@ class Parsers:
             return []
         return [ThoughtTokens(place, self.token_text) for _ in request.completions]
 
-    def speech(
-        self, prompt: TokenPrompt, functions: Sequence[Function], *, is_forced: bool
-    ) -> Speech:
-        """A reader of one answer to a prompt that has its place.
-
-        Args:
-            prompt: the prompt.
-            functions: those that the answer may call; none: tags of calls are content.
-            is_forced: the answer is calls and nothing else.
-        """
-        thoughts = calls = None
+    def speech(self, prompt: TokenPrompt, calls: ToolCalls | None) -> Speech:
+        """A reader of one answer to a prompt that has its place, with a reader of its calls."""
+        thoughts = None
         if self.thoughts is not None and prompt.place not in (None, Place.AFTER):
             thoughts = self.thoughts(prompt.place)
-        if self.dialect is not None and functions:
-            calls = ToolCalls(self.dialect, functions, is_forced=is_forced)
         return Speech(thoughts, calls)
+
+    def calls(self, functions: Sequence[Function], *, is_forced: bool) -> ToolCalls | None:
+        """A reader of the calls of one answer; None: tags of calls are content.
+
+        Args:
+            functions: those that the answer may call.
+            is_forced: the answer is calls and nothing else.
+        """
+        if self.dialect is None or not functions:
+            return None
+        return ToolCalls(self.dialect, functions, is_forced=is_forced)
 
 
 def _name(parsers: Mapping[str, object], parser: object) -> str:

@@ -3,7 +3,7 @@
 Owns their shape, and the order of the events. `nv_api.said` finds the parts of a text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from nv_api.outputs import CompletionOutput
 from nv_api.said import Arguments, CallBegun, CallEnded, Content, Event, Speech, Thought
 from nv_api.server.errors import SERVER, ApiError
 from nv_api.server.generation import Usage
+from nv_api.server.message_tokens import MessageTokens
 from nv_api.server.probabilities import TokenNames, chat_logprobs
 from nv_api.server.protocol.fields import Json
 from nv_api.server.sse import named_event
@@ -31,7 +32,7 @@ class ResponseForm:
         speech: reads the answer.
         num_top: most likely tokens beside each; None: no log-probabilities.
         names: of tokens.
-        num_thought_tokens: returns how many tokens of the answer are its thought, so far.
+        messages: finds the message of each token; of use where there are log-probabilities.
     """
 
     name: str
@@ -39,7 +40,7 @@ class ResponseForm:
     speech: Speech
     num_top: int | None
     names: TokenNames
-    num_thought_tokens: Callable[[], int]
+    messages: MessageTokens
 
     def response(
         self,
@@ -149,10 +150,8 @@ class _Progress:
         self._form = form
         self._open: _Item | None = None
         self._open_kind: type[Event] | None = None
-        self._logprobs: list[Json] = []
-        """Of tokens whose text is not sent yet."""
-        self._num_sent = 0
-        """Tokens before those."""
+        self._num_messages = 0
+        """Those that have begun."""
         self.items: list[Json] = []
         self.status = IN_PROGRESS
 
@@ -160,14 +159,14 @@ class _Progress:
         """Add a delta; returns the events that show it, without their numbers."""
         form = self._form
         if form.num_top is not None:
-            self._logprobs += chat_logprobs(delta.logprobs or [], form.num_top, form.names)
-        shown = self._read(self._form.speech.push(delta.text))
+            entries = chat_logprobs(delta.logprobs or [], form.num_top, form.names)
+            form.messages.push(delta.token_ids, entries)
+        shown = self._read(form.speech.push(delta.text))
         if delta.finish_reason is not None:
-            ending = self._form.speech.finish(delta.finish_reason)
+            ending = form.speech.finish(delta.finish_reason)
+            form.messages.finish()
             self.status = INCOMPLETE if ending.finish_reason == "length" else COMPLETED
             shown += self._read(ending.events)
-            if self._open_kind is Content and (last := self._taken()):
-                shown += self._added("", last)  # tokens without a text
             shown += self._close(self.status)
         return shown
 
@@ -198,6 +197,7 @@ class _Progress:
                 self._open = _TextItem(THOUGHT, name, place)
             case Content():
                 self._open = _TextItem(ANSWER, name, place)
+                self._num_messages += 1
             case CallBegun():
                 self._open = _CallItem(event, name, place)
         self._open_kind = type(event)
@@ -208,16 +208,16 @@ class _Progress:
         return self._open.add(text, logprobs)
 
     def _taken(self) -> list[Json]:
-        """The log-probabilities that are not sent yet, without those of the thought."""
-        found, self._logprobs = self._logprobs, []
-        num_hidden = max(0, self._form.num_thought_tokens() - self._num_sent) if found else 0
-        self._num_sent += len(found)
-        return found[num_hidden:]
+        """The log-probabilities of the newest message that are not sent yet."""
+        return self._form.messages.take(self._num_messages - 1)
 
     def _close(self, status: str) -> list[Json]:
         if self._open is None:
             return []
-        shown = self._open.end(status)
+        shown: list[Json] = []
+        if self._open_kind is Content and (rest := self._taken()):
+            shown += self._added("", rest)  # tokens without a text
+        shown += self._open.end(status)
         self._open = self._open_kind = None
         self.items.append(shown[-1]["item"])
         return shown

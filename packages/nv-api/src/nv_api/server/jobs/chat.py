@@ -11,7 +11,7 @@ from nv_engine.values import shown
 
 from nv_api.conversation import Rendering
 from nv_api.prompts import TokenPrompt
-from nv_api.said import Place, Speech
+from nv_api.said import Place, Speech, ToolCalls
 from nv_api.server.answers.chat import ChatEvents, ChatForm, ChatWhole
 from nv_api.server.answers.form import Head
 from nv_api.server.demand import demand_of, own_demand
@@ -109,9 +109,13 @@ class ChatJob:
 
     def speech(self, prompt: TokenPrompt) -> Speech:
         """A reader of one completion of a rendered prompt."""
+        return self._service.parsers.speech(prompt, self.calls())
+
+    def calls(self) -> ToolCalls | None:
+        """A reader of the calls in one completion; None: it has none."""
         tools = self._tools
         functions = [*tools.functions.values()]
-        return self._service.parsers.speech(prompt, functions, is_forced=tools.is_forced)
+        return self._service.parsers.calls(functions, is_forced=tools.is_forced)
 
     def _form(self, prompt: TokenPrompt) -> ChatForm:
         parsers = self._service.parsers

@@ -86,7 +86,7 @@ class ResponsesJob(Translated):
             speech=self.speech(generation),
             num_top=(self._asked.top_logprobs or 0) if has_logprobs else None,
             names=TokenNames(self._service.llm.text),
-            num_thought_tokens=lambda: generation.usage().reasoning_tokens,
+            messages=self.messages(generation),
         )
 
     def _fields(self) -> Json:
@@ -125,12 +125,6 @@ def _chat(asked: ResponsesRequest) -> Json:
         kwargs.setdefault("enable_thinking", False)
     fields: Json = {name: getattr(asked, name) for name in SHARED}
     if LOGPROBS in (asked.include or ()):
-        if tools and choice != "none":
-            raise unsupported(
-                f"include has {shown(LOGPROBS)}, which is not built for answers that may call "
-                'tools: set tool_choice to "none", or use /v1/chat/completions',
-                "include",
-            )
         fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
     fields |= {
         "messages": messages_of(asked.input, asked.instructions),

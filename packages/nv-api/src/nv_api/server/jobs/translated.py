@@ -14,6 +14,7 @@ from nv_api.server.errors import ApiError, renamed
 from nv_api.server.generation import Generation
 from nv_api.server.jobs.chat import ChatJob
 from nv_api.server.jobs.job import ignored_fields
+from nv_api.server.message_tokens import MessageTokens
 from nv_api.server.protocol.chat import ChatRequest
 from nv_api.server.protocol.fields import Asked, Json
 from nv_api.server.service import Service
@@ -72,3 +73,11 @@ class Translated:
         """A reader of the answer."""
         (request,) = generation.requests
         return self._job.speech(request.prompt)
+
+    def messages(self, generation: Generation) -> MessageTokens:
+        """A reader of the answer's tokens."""
+        text = self._service.llm.text
+        assert text is not None, "a chat has a template"
+        return MessageTokens(
+            lambda: generation.usage().reasoning_tokens, self._job.calls(), text.shown_text
+        )
