@@ -4,16 +4,16 @@ from abc import ABC, abstractmethod
 
 import nv_kernels as nk
 import torch
-from torch import nn
 
 from nv_models.config import ModelConfig
 from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Head
 from nv_models.layers.kv_scales import KVScales
+from nv_models.layers.layer import Layer
 from nv_models.pooling.pooler import Pooler
 
 
-class CausalLM(nn.Module, ABC):
+class CausalLM(Layer, ABC):
     """A decoder: token ids to hidden states, and hidden states to logits.
 
     Module names are the checkpoint's, so that the loader needs no table of them. There is no

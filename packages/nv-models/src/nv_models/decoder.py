@@ -22,6 +22,7 @@ from nv_models.context import ForwardContext
 from nv_models.feed_forward import feed_forward
 from nv_models.layers.embedding import Embedding, vocabulary_ends
 from nv_models.layers.kv_scales import KVScales
+from nv_models.layers.layer import Layer
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import ProjectionNorm, RMSNorm
 from nv_models.placement import Placement
@@ -29,7 +30,7 @@ from nv_models.rope import cos_sin_table
 from nv_models.shard import Shard
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245) over a paged KV cache."""
 
     def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
@@ -122,7 +123,7 @@ def head_norm(
     return RMSNorm(dim, eps, placement, kind=kind)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Attention, then a feed-forward part; each reads the stream through a norm of its own.
 
     What each adds to the stream may go through a norm too.
@@ -168,7 +169,7 @@ class DecoderLayer(nn.Module):
         return stream
 
 
-class DecoderBody(nn.Module):
+class DecoderBody(Layer):
     """Token ids to hidden states."""
 
     def __init__(self, config: ModelConfig, embedding: Embedding, placement: Placement) -> None:

@@ -10,12 +10,13 @@ from torch import nn
 
 from nv_models.config import Gated, LayerSpec, Mixture, ModelConfig
 from nv_models.layers.experts import ExpertMLPs, Router
+from nv_models.layers.layer import Layer
 from nv_models.layers.linear import GatedLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Layer):
     """SwiGLU and its kin (Shazeer 2020, arXiv 2002.05202): down(activation(gate(x)) * up(x))."""
 
     def __init__(self, config: ModelConfig, kind: Gated, placement: Placement) -> None:
@@ -40,7 +41,7 @@ class GatedMLP(nn.Module):
         return self.down_proj(gated, stream, lora)
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Layer):
     """The weighted sum of the gated MLPs that a router chooses for each token.
 
     Shazeer et al. 2017, arXiv 1701.06538, with the softmax of Qwen3 and Mixtral (arXiv 2401.04088).

@@ -17,6 +17,7 @@ from nv_models.causal import CausalLM
 from nv_models.config import LayerSpec, ModelConfig, Plain
 from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Embedding, vocabulary_ends
+from nv_models.layers.layer import Layer
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear
 from nv_models.placement import Placement
 from nv_models.shard import Shard
@@ -25,7 +26,7 @@ OFFSET = 2
 """The first rows of the table of positions, which no token uses."""
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Layer):
     """Layer norm (Ba et al. 2016, arXiv 1607.06450); weights are whole on every rank."""
 
     def __init__(self, size: int, eps: float, placement: Placement) -> None:
@@ -43,7 +44,7 @@ class LayerNorm(nn.Module):
             yield Shard(values, f"{name}.{each}", tuple(values.shape))
 
 
-class Positions(nn.Module):
+class Positions(Layer):
     """A row of E numbers per position, whole on every rank."""
 
     def __init__(self, config: ModelConfig, placement: Placement) -> None:
@@ -59,7 +60,7 @@ class Positions(nn.Module):
         yield Shard(self.weight, f"{name}.weight", tuple(self.weight.shape))
 
 
-class Attention(nn.Module):
+class Attention(Layer):
     """Multi-head attention without a rotary embedding, over a paged KV cache."""
 
     def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
@@ -97,7 +98,7 @@ class Attention(nn.Module):
         return self.out_proj(attended.flatten(1), stream, context.lora)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer):
     """Attention, then a plain MLP; each reads a layer norm of the stream, or is before one."""
 
     def __init__(self, config: ModelConfig, layer: LayerSpec, placement: Placement) -> None:
@@ -135,7 +136,7 @@ def projection(name: str, rows: int, columns: int, placement: Placement) -> Colu
     return ColumnLinear(columns, [Part(name, rows, range(rows))], bias=False, placement=placement)
 
 
-class OPTDecoder(nn.Module):
+class OPTDecoder(Layer):
     """Token ids to hidden states.
 
     Attributes:

@@ -7,12 +7,16 @@ on the batch.
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from nv_kernels.cpp.calls import kernel
 from nv_kernels.cpp.library import library
 from nv_kernels.linear import definitions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TILE_DIMS = 5  # dimensions of a weight in tiles: [N / 16, K / 32, 16, 16, 2]
 FEW_ROWS = 4  # rows up to which a bf16 product by vectors beats torch; measured at 1 to 256
@@ -133,13 +137,31 @@ def _product(
     if weight.is_mkldnn or weight.dtype != x.dtype or not weight.is_contiguous():
         return None
     dtype = dtype or x.dtype
-    call = kernel("linear_tiles" if is_in_tiles(weight) else "linear", x.dtype, dtype)
+    call = kernel(name_of(weight), x.dtype, dtype)
     if call is None:
         return None
-    x = x.contiguous()
     num_outputs = weight.shape[0] * (16 if is_in_tiles(weight) else 1)
-    out = x.new_empty(x.shape[0], num_outputs, dtype=dtype)  # [T, N]
+    return multiplied(call, x, weight.data_ptr(), num_outputs, bias=bias, dtype=dtype)
+
+
+def name_of(weight: torch.Tensor) -> str:
+    """Name the kernel for a weight's layout."""
+    return "linear_tiles" if is_in_tiles(weight) else "linear"
+
+
+def multiplied(
+    call: Callable[..., None],
+    x: torch.Tensor,
+    at_weight: int,
+    num_outputs: int,
+    *,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Run a kernel: x [T, K] times the weight at an address -> [T, num_outputs]."""
+    x = x.contiguous()
+    out = x.new_empty(x.shape[0], num_outputs, dtype=dtype)
     at_bias = None if bias is None else bias.data_ptr()
     sizes = (*out.shape, x.shape[1], torch.get_num_threads())
-    call(x.data_ptr(), weight.data_ptr(), at_bias, out.data_ptr(), *sizes)
+    call(x.data_ptr(), at_weight, at_bias, out.data_ptr(), *sizes)
     return out

@@ -14,7 +14,7 @@ import torch
 
 from nv_kernels.cpp.adapted import CppAdapted
 from nv_kernels.cpp.calls import kernel
-from nv_kernels.cpp.linear import is_in_tiles, pack_weight
+from nv_kernels.cpp.linear import is_in_tiles, multiplied, name_of, pack_weight
 from nv_kernels.linear.stream import Stream
 from nv_kernels.linear.weight import BatchInvariantDense, Dense
 
@@ -43,11 +43,13 @@ class CppDense(Dense):
 
     Attributes:
         matrix: address of the values, which must not move.
+        linear_call: the kernel of `linear`.
         norm_linear_call: the kernel of `norm_linear`.
         norm_gated_linear_call: the kernel of `norm_gated_linear`.
     """
 
     matrix: Matrix
+    linear_call: Callable[..., None]
     norm_linear_call: Callable[..., None]
     norm_gated_linear_call: Callable[..., None]
 
@@ -57,16 +59,27 @@ class CppDense(Dense):
 
         For many rows, torch multiplies bf16 values that are not in tiles faster.
         """
-        calls = [kernel(name, values.dtype) for name in ("norm_linear", "norm_gated_linear")]
-        in_tiles = is_in_tiles(values)
-        if calls[0] is None or calls[1] is None or values.is_mkldnn or not values.is_contiguous():
+        in_tiles, dtype = is_in_tiles(values), values.dtype
+        linear_call = kernel(name_of(values), dtype, dtype)
+        normed_call, gated_call = kernel("norm_linear", dtype), kernel("norm_gated_linear", dtype)
+        if linear_call is None or normed_call is None or gated_call is None:
             return None
-        if values.dtype != torch.float32 and not in_tiles:
+        if values.is_mkldnn or not values.is_contiguous():
+            return None
+        if dtype != torch.float32 and not in_tiles:
             return None
         rows, columns = values.shape[:2]
         if in_tiles:
             rows, columns = rows * 16, columns * 32
-        return cls(values, Matrix(values.data_ptr(), rows, columns, in_tiles), calls[0], calls[1])
+        matrix = Matrix(values.data_ptr(), rows, columns, in_tiles)
+        return cls(values, matrix, linear_call, normed_call, gated_call)
+
+    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Weight.linear`."""
+        dtype, by = self.values.dtype, self.matrix
+        if x.dtype != dtype:
+            return super().linear(x, bias)
+        return multiplied(self.linear_call, x, by.values, by.num_outputs, bias=bias, dtype=dtype)
 
     def norm_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from nv_models.config import ModelConfig
+from nv_models.layers.layer import Layer
 from nv_models.placement import Placement
 from nv_models.quantization.form import Form, Region
 from nv_models.quantization.matrix import LoadedMatrix, of_forms
@@ -19,7 +20,7 @@ from nv_models.quantization.scheme import Scheme
 from nv_models.shard import Shard
 
 
-class Vocabulary(nn.Module, ABC):
+class Vocabulary(Layer, ABC):
     """One row of E numbers per token id.
 
     Attributes:

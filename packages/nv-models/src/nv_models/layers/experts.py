@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from nv_models.config import Mixture
+from nv_models.layers.layer import Layer
 from nv_models.layers.linear import Linear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
@@ -55,7 +56,7 @@ class Router(Linear):
             yield Shard(self.bias, f"{region.module}.bias", self.shape[:1])
 
 
-class ExpertMLPs(nn.Module):
+class ExpertMLPs(Layer):
     """The gated MLPs of all experts.
 
     Attributes:

@@ -6,14 +6,14 @@ Owns their loading. Never quantizes a key.
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
+from nv_models.layers.layer import Layer
 from nv_models.placement import Placement
 from nv_models.quantization.scheme import Scheme
 from nv_models.shard import Shard
 
 
-class KVScales(nn.Module):
+class KVScales(Layer):
     """Two numbers of an attention layer: a stored key times `k` is the key, and so for values.
 
     Attributes:

@@ -14,6 +14,7 @@ import nv_kernels as nk
 import torch
 from torch import nn
 
+from nv_models.layers.layer import Layer
 from nv_models.placement import Placement
 from nv_models.quantization.form import Region
 from nv_models.quantization.matrix import LoadedMatrix, allocated
@@ -69,7 +70,7 @@ def side_by_side(source: str, parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(placed)
 
 
-class Linear(nn.Module, ABC):
+class Linear(Layer, ABC):
     """A matrix and perhaps a bias.
 
     Attributes:
@@ -275,8 +276,9 @@ class RowLinear(Linear):
             placement: this rank's share.
             stays_pending: the product is never added at once, as a norm or a factor follows.
         """
-        self.kept = placement.parallel.split(in_features, "the input features")
-        super().__init__(out_features, len(self.kept), bias, placement)
+        kept = placement.parallel.split(in_features, "the input features")
+        super().__init__(out_features, len(kept), bias, placement)
+        self.kept = kept
         self.in_features = in_features
         self.is_first = placement.parallel.rank == 0
         self.rank_sum = placement.rank_sum()

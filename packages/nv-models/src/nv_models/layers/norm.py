@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import nv_kernels as nk
 import torch
-from torch import nn
 
 from nv_models.config import NormKind
+from nv_models.layers.layer import Layer
 from nv_models.placement import Placement
 from nv_models.shard import Shard
 
 PLAIN = NormKind()
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Layer):
     """Root-mean-square norm (Zhang and Sennrich 2019, arXiv 1910.07467): a `nk.Norm`.
 
     A product that reads the normed stream takes the norm as an argument (`ColumnLinear`), and
@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
         yield Shard(self.weight, f"{name}.weight", tuple(self.weight.shape))
 
 
-class ProjectionNorm(nn.Module):
+class ProjectionNorm(Layer):
     """An RMS norm over all heads of a projection, of which a rank holds some (OLMo 2)."""
 
     def __init__(
