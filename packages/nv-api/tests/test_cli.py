@@ -85,11 +85,31 @@ def test_an_adapter_is_loaded_for_its_rank(nv, monkeypatch, tmp_path):
         assert message in result.stderr
 
 
+def test_a_chat_with_an_adapter(nv, monkeypatch, tmp_path):
+    seen = []
+    start, stream = nv_api.llm.start, nv_api.LLM.stream_chat
+    monkeypatch.setattr(nv_api.llm, "start", lambda m, o: seen.append(o) or start(m, o))
+
+    def note(self, messages, params, lora_request):
+        seen.append(lora_request)
+        return stream(self, messages, params)
+
+    monkeypatch.setattr(nv_api.LLM, "stream_chat", note)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 8}')
+    result = nv("chat", "--lora", f"poet={tmp_path}", input="a\n")
+    assert result.exit_code == 0, result.stderr
+    assert (seen[0]["enable_lora"], seen[0]["max_lora_rank"]) == (True, 8)
+    assert (seen[1].lora_name, seen[1].lora_path) == ("poet", str(tmp_path))
+    result = nv("chat", "--lora", "poet", input="a\n")
+    assert (result.exit_code, result.stderr[:26]) == (1, "nv: --lora is 'poet': it m")
+
+
 def test_the_demo_chats_as_its_authors_recommend(nv, monkeypatch):
     seen = []
     stream = nv_api.LLM.stream_chat
 
-    def note(self, messages, params):
+    def note(self, messages, params, lora_request):
+        assert lora_request is None
         seen.append((params.temperature, params.top_p, params.max_tokens))
         return stream(self, messages, params)
 
@@ -104,7 +124,8 @@ def test_an_answer_that_repeats_itself_is_stopped(nv, engine, monkeypatch):
     seen = []
     stream = nv_api.LLM.stream_chat
 
-    def note(self, messages, params):
+    def note(self, messages, params, lora_request):
+        assert lora_request is None
         seen.append([message["content"] for message in messages])
         return stream(self, messages, params)
 
@@ -160,7 +181,8 @@ def test_clear_forgets_all_but_the_system_message(nv, engine, monkeypatch):
     seen = []
     stream = nv_api.LLM.stream_chat
 
-    def note(self, messages, params):
+    def note(self, messages, params, lora_request):
+        assert lora_request is None
         seen.append([message["content"] for message in messages])
         return stream(self, messages, params)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from nv_api.bench.command import app as bench
 from nv_api.repetition import repeated_end
@@ -57,6 +58,39 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
+Adapter = Annotated[
+    str | None, typer.Option("--lora", metavar="NAME=PATH", help="An adapter, as peft saves it.")
+]
+LORA_MODULES = "--lora-modules"
+LoRAModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        LORA_MODULES,
+        metavar="NAME=PATH ...",
+        help="Adapters that requests select by name, as they do a model.",
+    ),
+]
+
+
+class ServingCommand(TyperCommand):
+    """A command whose `--lora-modules` takes several values, as vLLM's does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  # of typer's click
+        """Name the option before each of its values."""
+        return super().parse_args(ctx, spread(args))
+
+
+def spread(words: list[str]) -> list[str]:
+    """A command line with `--lora-modules` before each value that follows it."""
+    found: list[str] = []
+    is_list = False
+    for place, word in enumerate(words):
+        is_value = not word.startswith("-") and ("=" in word or word.lstrip().startswith("{"))
+        if is_list and is_value and words[place - 1] != LORA_MODULES:
+            found.append(LORA_MODULES)
+        is_list = word.partition("=")[0] == LORA_MODULES or (is_list and is_value)
+        found.append(word)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +199,7 @@ def generate(
     *,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT", help="Texts to complete.")],
     max_tokens: MaxTokens = 64,
-    lora: Annotated[
-        str | None, typer.Option(metavar="NAME=PATH", help="An adapter, as peft saves it.")
-    ] = None,
+    lora: Adapter = None,
 ) -> None:
     """Complete each PROMPT and print it with its completion."""
     with errors_as_sentences():
@@ -211,6 +243,7 @@ def chat(
     *,
     system: Annotated[str | None, typer.Option(help="A first message that sets the tone.")] = None,
     max_tokens: MaxTokens = 512,
+    lora: Adapter = None,
 ) -> None:
     """Chat line by line; Ctrl-C stops an answer, /clear forgets, Ctrl-D or an empty line ends.
 
@@ -218,21 +251,26 @@ def chat(
     """
     first = [{"role": "system", "content": system}] if system else []
     messages = first
-    with settings.start(max_tokens, DEMO_CHAT) as (llm, params):
+    with errors_as_sentences():
+        adapter = None if lora is None else _adapter(lora)
+    with settings.start(max_tokens, DEMO_CHAT, adapter) as (llm, params):
         answer: str | None = ""
         for line in iter(_read_line, ""):
             if line == FORGET:
                 messages = first
                 continue
             asked = [*messages, {"role": "user", "content": line}]
-            answer = _answer(llm, asked, params)
+            answer = _answer(llm, asked, params, adapter)
             if answer is not None:
                 messages = [*asked, {"role": "assistant", "content": answer}]
     if answer is None:
         raise typer.Exit(1)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    cls=ServingCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def serve(
     context: typer.Context,
     *,
@@ -255,6 +293,13 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="A name of the model; several may be given.")
     ] = None,
+    lora_modules: LoRAModules = None,
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        typer.Option(
+            "--allow-runtime-lora-updating", help="Clients may load adapters, from any folder."
+        ),
+    ] = False,
     allowed_origins: Annotated[
         list[str] | None, typer.Option(help="Web pages that may call; *: all.")
     ] = None,
@@ -314,11 +359,14 @@ def serve(
         with extra("nv serve", "server"):
             from nv_api.server.run import run  # noqa: PLC0415  # an extra
         from nv_api.server.listening import Listening  # noqa: PLC0415
+        from nv_api.server.lora_modules import lora_modules as adapters_of  # noqa: PLC0415
         from nv_api.server.options import ServeOptions, byte_size  # noqa: PLC0415
 
         options = ServeOptions(
             model=model,
             served_model_name=tuple(served_model_name or ()),
+            lora_modules=adapters_of(lora_modules or ()),
+            allow_runtime_lora_updating=allow_runtime_lora_updating,
             api_key=tuple(api_key or ()),
             allowed_origins=tuple(allowed_origins or ()),
             generation_config=generation_config,
@@ -370,7 +418,9 @@ def _text(file: Path) -> str:
 
 
 @app.command(
-    "run-batch", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    "run-batch",
+    cls=ServingCommand,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def run_batch(
     context: typer.Context,
@@ -386,6 +436,7 @@ def run_batch(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="A name of the model; several may be given.")
     ] = None,
+    lora_modules: LoRAModules = None,
     generation_config: Annotated[
         str, typer.Option(help="nv: the checkpoint's recommendation is not used.")
     ] = "auto",
@@ -405,11 +456,13 @@ def run_batch(
     with errors_as_sentences():
         with extra("nv run-batch", "server"):
             from nv_api.server.batch.run import BatchJob, run  # noqa: PLC0415  # an extra
+        from nv_api.server.lora_modules import lora_modules as adapters_of  # noqa: PLC0415
         from nv_api.server.options import MAX_SECONDS, ServeOptions  # noqa: PLC0415
 
         options = ServeOptions(
             model=model,
             served_model_name=tuple(served_model_name or ()),
+            lora_modules=adapters_of(lora_modules or ()),
             generation_config=generation_config,
             override_generation_config=_override(model, "{}"),
             reasoning_parser=reasoning_parser,
@@ -457,7 +510,12 @@ def _value(word: str) -> object:
         return word
 
 
-def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams") -> str | None:
+def _answer(
+    llm: "LLM",
+    messages: list[dict[str, str]],
+    params: "SamplingParams",
+    lora: "LoRARequest | None",
+) -> str | None:
     """Print an answer as it comes, up to its end or Ctrl-C, and return it.
 
     An answer that repeats itself is stopped and returned without the repetition, which the model
@@ -465,7 +523,7 @@ def _answer(llm: "LLM", messages: list[dict[str, str]], params: "SamplingParams"
     """
     answer = ""
     try:
-        with closing(llm.stream_chat(messages, params)) as stream:
+        with closing(llm.stream_chat(messages, params, lora_request=lora)) as stream:
             for delta in stream:
                 if delta.finish_reason == "error":
                     raise RuntimeError(f"the request failed on the device: {delta.stop_reason}")

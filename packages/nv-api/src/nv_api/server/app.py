@@ -28,6 +28,7 @@ from nv_api.server.middleware.departures import Departures
 from nv_api.server.middleware.keys import Keys
 from nv_api.server.middleware.request_ids import RequestIds, id_headers
 from nv_api.server.options import ServeOptions
+from nv_api.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from nv_api.server.protocol.chat import ChatChunk, ChatRequest
 from nv_api.server.protocol.classify import ClassifyRequest
 from nv_api.server.protocol.completions import CompletionChunk, CompletionRequest
@@ -39,6 +40,7 @@ from nv_api.server.protocol.responses import ResponseEvent, ResponsesRequest
 from nv_api.server.protocol.score import ScoreRequest
 from nv_api.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from nv_api.server.routes import (
+    adapters,
     chat,
     classify,
     completions,
@@ -72,12 +74,14 @@ BODIES: Sequence[type[BaseModel]] = (
     RerankRequest,
     TokenizeRequest,
     DetokenizeRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
 )
 """Models that /openapi.json has beside those of responses."""
 PARTS = (
     *(chat, completions, responses, messages),
     *(embeddings, score, rerank, classify, pooling),
-    *(models, tokenize, status, page),
+    *(models, adapters, tokenize, status, page),
 )
 """Of the app; each has the routes of one noun."""
 CLIENT_LEFT = 499

@@ -132,7 +132,7 @@ def refusals(param: str | None = None) -> Iterator[None]:
         raise unsupported(str(error), _field_of(str(error), param)) from error
     except PromptTooLong as error:
         raise invalid(str(error), param, NO_ROOM) from error
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, FileNotFoundError) as error:
         raise invalid(str(error), _field_of(str(error), param)) from error
 
 

@@ -81,9 +81,12 @@ class Generation:
         ]
 
     def __enter__(self) -> "Generation":
+        if self._prompts[0].stream.request.prompt.lora is not None:
+            self._metrics.with_adapters[id(self)] = self.requests
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._metrics.with_adapters.pop(id(self), None)
         for stream, _, _ in self._prompts:
             running = [each for each in stream.request.completions if not each.finished]
             self._metrics.endings["abort"] += len(running)

@@ -6,7 +6,7 @@ Owns the protocol alone.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from nv_engine import EngineMetrics, ModelFacts, PoolingParams, SamplingParams
+from nv_engine import EngineMetrics, LoRARequest, ModelFacts, PoolingParams, SamplingParams
 from nv_models import PoolerConfig
 
 from nv_api.conversation import Rendering
@@ -69,6 +69,17 @@ class ServedLLM(Protocol):
 
     async def ready(self) -> None:
         """Wait until the model is loaded; raises what the load raised."""
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Check an adapter's files and begin to read them.
+
+        Raises:
+            ValueError, FileNotFoundError: the engine refuses it.
+            RuntimeError: the engine is lost.
+        """
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; raises RuntimeError if the engine is lost."""
 
     async def submit(
         self, prompt: TokenPrompt, params: SamplingParams | PoolingParams

@@ -1,13 +1,15 @@
 """Metrics: what /metrics shows, with vLLM's names.
 
 Owns the server's counters and histograms; the engine's come from its newest record. No label comes
-from a request.
+from a request, but for the names of adapters that one may have loaded.
 """
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -20,6 +22,9 @@ from prometheus_client.registry import Collector
 
 from nv_api.outputs import CompletionOutput, RequestMetrics
 from nv_api.server.llm import ServedLLM
+
+if TYPE_CHECKING:
+    from nv_api.request import Request
 
 LABELS = ("model_name", "engine")
 COUNTS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
@@ -96,6 +101,8 @@ class Metrics:
         self.decode = Histogram(WHOLE)
         self.inference = Histogram(WHOLE)
         self.iteration_tokens = Histogram(COUNTS)
+        self.with_adapters: dict[int, Sequence[Request]] = {}
+        """Requests in flight that have an adapter, by a number for each HTTP request."""
         llm.on_step = self._note_step
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Shown(self.families))
@@ -112,6 +119,7 @@ class Metrics:
         """Everything that is shown."""
         yield from self._of_the_engine()
         yield from self._of_requests()
+        yield from self._of_adapters()
         yield GaugeMetricFamily(
             "nv:event_loop_lag_seconds", "Lateness of the event loop.", value=self.loop_lag
         )
@@ -136,6 +144,26 @@ class Metrics:
             ("prompt_tokens", "Tokens of prompts that were read.", self.num_prompt_tokens),
         ):
             yield self._counter(name, text, count)
+
+    def _of_adapters(self) -> Iterator[Metric]:
+        """The adapters of requests in flight, in labels as vLLM has them; the value is the time."""
+        facts = self._llm.facts.adapters if self._llm.is_ready else None
+        if facts is None:
+            return
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for request in chain.from_iterable(self.with_adapters.values()):
+            if request.prompt.lora is not None and not request.finished:
+                is_waiting = request.metrics.first_scheduled_time is None
+                (waiting if is_waiting else running).add(request.prompt.lora.lora_name)
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of running and of waiting requests.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        names = [",".join(sorted(each)) for each in (running, waiting)]
+        info.add_metric((str(facts.num_slots), *names), time.time())
+        yield info
 
     def _of_requests(self) -> Iterator[Metric]:
         endings = CounterMetricFamily(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nv_engine import SamplingParams, values
+from nv_engine import LoRARequest, SamplingParams, values
 from nv_engine.user_line import warn_user
 from nv_engine.values import shown
 
@@ -54,6 +54,10 @@ class ServeOptions:
     """The model as it was given: `root` in /v1/models."""
     served_model_name: tuple[str, ...] = ()
     """Names that requests may use; none: `model`. The first is used where a request has none."""
+    lora_modules: tuple[LoRARequest, ...] = ()
+    """Adapters, which requests select by their names as they do a model; the engine has room."""
+    allow_runtime_lora_updating: bool = False
+    """Whether clients may load and unload adapters, from any folder of this machine or hub name."""
     api_key: tuple[str, ...] = field(default=(), repr=False)
     """Keys, any of which opens the server; none: it is open."""
     allowed_origins: tuple[str, ...] = ()
@@ -114,6 +118,7 @@ class ServeOptions:
         if self.otlp_endpoint is not None:
             self._make("otlp_endpoint", lambda _, text: checked_endpoint(text))
         self._check_override()
+        self._check_adapters()
         _one_of("log_requests", self.log_requests, LOG_REQUESTS)
         _one_of("generation_config", self.generation_config, GENERATION_CONFIGS)
         _one_of("reasoning_parser", self.reasoning_parser or OFF, (OFF, *REASONING_PARSERS))
@@ -132,6 +137,29 @@ class ServeOptions:
             SamplingParams(**given)
         except (ValueError, TypeError) as error:
             raise ValueError(f"override_generation_config: {error}") from error
+
+    def _check_adapters(self) -> None:
+        values.boolean("allow_runtime_lora_updating", self.allow_runtime_lora_updating)
+        modules = tuple(self.lora_modules)
+        object.__setattr__(self, "lora_modules", modules)
+        if wrong := [each for each in modules if not isinstance(each, LoRARequest)]:
+            raise ValueError(f"lora_modules has {shown(wrong[0])}: each must be a LoRARequest")
+        for number, module in enumerate(modules):
+            if module.lora_name in self.names:
+                raise ValueError(
+                    f"lora_modules has {shown(module.lora_name)}, a name of the model: give the "
+                    "adapter another name, or the model one with served_model_name"
+                )
+            for other in modules[:number]:
+                if module.lora_name == other.lora_name:
+                    raise ValueError(
+                        f"lora_modules has {shown(module.lora_name)} twice: give each another name"
+                    )
+                if module.lora_int_id == other.lora_int_id:
+                    raise ValueError(
+                        f"lora_modules has the lora_int_id {module.lora_int_id} twice, of "
+                        f"{other.lora_name!r} and {module.lora_name!r}: give each another id"
+                    )
 
     @property
     def names(self) -> tuple[str, ...]:

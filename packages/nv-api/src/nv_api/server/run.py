@@ -23,6 +23,7 @@ from nv_api.server.app import make_app
 from nv_api.server.connection import Connection
 from nv_api.server.listening import Listening
 from nv_api.server.llm import ServedLLM
+from nv_api.server.lora_modules import with_room
 from nv_api.server.options import ServeOptions
 from nv_api.server.service import LOADING_ERRORS, LOGGER, Service
 from nv_api.server.vllm_flags import engine_options
@@ -118,7 +119,7 @@ class Server(uvicorn.Server):
     async def _wait_for_the_model(self) -> None:
         """Until it is loaded; if that fails, end with the reason."""
         try:
-            await self._service.llm.ready()
+            await self._service.ready()
         except LOADING_ERRORS as error:
             self._fail(str(error))
             return
@@ -126,7 +127,7 @@ class Server(uvicorn.Server):
             return
         gc.collect()
         gc.freeze()  # the collector need not walk over what was loaded
-        LOGGER.info("ready: %s serves %s", self._place, ", ".join(self._service.options.names))
+        LOGGER.info("ready: %s serves %s", self._place, ", ".join(self._service.names))
         if (routes := self._service.abilities.routes) != ():
             LOGGER.info("the model pools: %s", ", ".join(routes))
             return
@@ -162,7 +163,7 @@ def run(
     os.environ.setdefault(VARIABLE, "info")
     follow_environment()
 
-    engine = engine_options(llm_options)
+    engine = with_room(engine_options(llm_options), options.lora_modules)
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_COLLECTION)
 

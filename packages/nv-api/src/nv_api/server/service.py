@@ -13,10 +13,12 @@ from functools import cached_property
 from nv_engine import SamplingParams
 from nv_engine.values import shown
 from nv_models import PoolerConfig
+from nv_models.listing import first_few
 from starlette.requests import Request
 
 from nv_api.sentences import USER_ERRORS
 from nv_api.server.abilities import Abilities
+from nv_api.server.adapters import ServedAdapters, ServedModel
 from nv_api.server.admission import AdmissionControl
 from nv_api.server.errors import INVALID, ApiError, unsupported
 from nv_api.server.lifecycle import Lifecycle
@@ -28,6 +30,8 @@ from nv_api.server.tracing import Tracing
 
 LOGGER = logging.getLogger("nv.server")
 PULSE_SECONDS = 0.25
+MOST_NAMES = 32
+"""In the error of a name that is not known."""
 LOADING_ERRORS = (*USER_ERRORS, TypeError)
 """Errors of a model that cannot be loaded."""
 
@@ -41,6 +45,7 @@ class Service:
     lifecycle: Lifecycle
     admission: AdmissionControl
     metrics: Metrics
+    adapters: ServedAdapters
     tracing: Tracing | None
     """None: requests have no spans."""
     started_at: int
@@ -55,6 +60,7 @@ class Service:
             lifecycle=Lifecycle(llm, options.stall_seconds),
             admission=AdmissionControl(options.max_queue, lambda: llm.num_slots),
             metrics=Metrics(llm, options.names[0]),
+            adapters=ServedAdapters(options.lora_modules, options.names),
             tracing=None if endpoint is None else Tracing(endpoint, options.names[0]),
             started_at=int(time.time()),
         )
@@ -100,27 +106,52 @@ class Service:
         if (problem := self.abilities.lacks(*wanted)) is not None:
             raise unsupported(problem)
 
-    def name_of(self, asked: str | None) -> str:
-        """The model's name in a response: the one that was asked for, or the first.
+    def check_adapters_change(self) -> None:
+        """Raise a 400 if this server's adapters are those of its start."""
+        if not self.options.allow_runtime_lora_updating:
+            raise unsupported(
+                "this server's adapters are those of its start: restart it with other "
+                "--lora-modules, or with --allow-runtime-lora-updating"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that a request may have: the model's, then those of adapters."""
+        return (*self.options.names, *self.adapters.names)
+
+    def model_of(self, asked: str | None) -> ServedModel:
+        """The model or adapter that was asked for; without a name the model.
 
         Raises:
-            ApiError: 404, the model has no such name.
+            ApiError: 404, this server has no such name.
         """
         names = self.options.names
         if asked is None or asked in names:
-            return asked or names[0]
+            return ServedModel(asked or names[0])
+        if (lora := self.adapters.find(asked)) is not None:
+            return ServedModel(asked, lora)
+        known = first_few([*map(repr, self.names)], MOST_NAMES)
         raise ApiError(
             404,
             INVALID,
-            f"there is no model {shown(asked)}: this server has {', '.join(map(repr, names))}",
+            f"there is no model {shown(asked)}: this server has {', '.join(known)}",
             param="model",
             code="model_not_found",
         )
 
+    async def ready(self) -> None:
+        """Wait until the model is loaded and its adapters are checked; raises as `llm.ready`.
+
+        Raises:
+            ValueError: an adapter does not fit the model.
+        """
+        await self.llm.ready()
+        await self.adapters.check(self.llm)
+
     async def load(self) -> None:
         """Load the model; if that fails or is broken off, routes answer 503 with the reason."""
         with suppress(*LOADING_ERRORS, RuntimeError):  # lost or closed: `llm.loss` has the reason
-            await self.llm.ready()
+            await self.ready()
 
     async def beat(self) -> None:
         """Until it is cancelled: measure how late the event loop is, and watch the engine."""

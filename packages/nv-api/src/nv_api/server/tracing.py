@@ -125,18 +125,20 @@ class Tracing:
             for request in generation.requests
             for completion in request.completions
         ]
+        lora = generation.requests[0].prompt.lora
+        model_name = self._model_name if lora is None else lora.lora_name
         span = self._tracer.start_span(
-            f"{operation} {self._model_name}",
+            f"{operation} {model_name}",
             context=self._propagator.extract(headers),
             kind=SpanKind.SERVER,
             start_time=int(arrived_at * 1e9),
             attributes={
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "nv",
-                "gen_ai.response.model": self._model_name,
+                "gen_ai.response.model": model_name,
                 "gen_ai.request.id": scope["state"]["request_id"],
                 "gen_ai.response.finish_reasons": [reason or "abort" for reason in reasons],
-                **_asked(params[0], self._model_name),
+                **_asked(params[0], model_name),
                 **_usage(generation),
                 **_times(generation.requests, time.time() - arrived_at),
             },

@@ -31,7 +31,6 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "disable_fastapi_docs": (False,),
     "enable_force_include_usage": (False,),
     "enable_log_requests": (False,),
-    "lora_modules": (),
     "middleware": (),
     "response_role": ("assistant",),
     "tool_parser_plugin": ("",),
@@ -45,8 +44,6 @@ INSTEAD = {
     "disable_fastapi_docs": "the schema is always at /openapi.json: block it in the proxy",
     "enable_force_include_usage": "send stream_options={'include_usage': true}",
     "enable_log_requests": "use --log-requests ids",
-    "lora_modules": "the server offers no adapters: use LLM or AsyncLLM, or merge one into the "
-    "model's weights",
     "middleware": "mount nv_api.server.make_app in an app of your own",
     "response_role": "answers have the role assistant",
     "tool_parser_plugin": "a parser is a file in nv_api/said and a line in its registry",

@@ -111,6 +111,12 @@ class AdapterFiles:
                 )
         return cls(folder, config, shapes, _signature(folder))
 
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank of its matrices, by their shapes; at least 1."""
+        parts = [(_taken_apart(name), shape) for name, shape in self.shapes.items()]
+        return max([1, *(shape[0] for part, shape in parts if part and part.part == "A")])
+
     def matrices(self, targets: AdapterTargets, max_rank: int) -> list[LowRank]:
         """The adapter of each module, every tensor used or known.
 

@@ -21,6 +21,7 @@ from nv_api.server.app import make_app
 from nv_api.server.batch.call import call
 from nv_api.server.batch.requests import Place, Requests
 from nv_api.server.batch.results import Results
+from nv_api.server.lora_modules import with_room
 from nv_api.server.options import ServeOptions
 
 UNAVAILABLE = 503
@@ -86,11 +87,14 @@ def run(
         if not todo:
             return counts, 0
 
+        engine = with_room(llm_options, options.lora_modules)
+
         async def whole() -> None:
-            llm = nv_api.AsyncLLM(model, **llm_options)
+            llm = nv_api.AsyncLLM(model, **engine)
             try:
-                await llm.ready()
-                work = _Work(make_app(llm, options), requests, results, counts)
+                app = make_app(llm, options)
+                await app.state.service.ready()
+                work = _Work(app, requests, results, counts)
                 await work.do(todo, batch.concurrency)
             finally:
                 await llm.close()

@@ -49,9 +49,10 @@ class ChatJob:
         check_stream_options(asked)
         self._asked = asked
         self._service = service
+        self._model = service.model_of(asked.model)
         self._head = Head(
             id=f"chatcmpl-{request_id}",
-            model=service.name_of(asked.model),
+            model=self._model.name,
             has_usage=bool(asked.stream_options and asked.stream_options.include_usage),
             has_running_usage=bool(
                 asked.stream_options and asked.stream_options.continuous_usage_stats
@@ -73,7 +74,7 @@ class ChatJob:
         with refusals("messages"):
             prompt = await self._service.llm.chat_prompt(self._messages, self._rendering)
         check_rendered(self._messages, prompt)
-        salted = prompt._replace(cache_salt=self._asked.cache_salt)
+        salted = prompt._replace(cache_salt=self._asked.cache_salt, lora=self._model.lora)
         return [self._service.parsers.placed(salted)]
 
     def params_of(self, prompt: TokenPrompt) -> SamplingParams:

@@ -45,9 +45,10 @@ class CompletionJob:
         check_stream_options(asked)
         self._asked = asked
         self._service = service
+        self._model = service.model_of(asked.model)
         self._head = Head(
             id=f"cmpl-{request_id}",
-            model=service.name_of(asked.model),
+            model=self._model.name,
             has_usage=bool(asked.stream_options and asked.stream_options.include_usage),
             has_running_usage=bool(
                 asked.stream_options and asked.stream_options.continuous_usage_stats
@@ -70,7 +71,8 @@ class CompletionJob:
                 self._prompts,
                 add_special_tokens=self._asked.add_special_tokens is not False,
             )
-        return [prompt._replace(cache_salt=self._asked.cache_salt) for prompt in prompts]
+        salt, lora = self._asked.cache_salt, self._model.lora
+        return [prompt._replace(cache_salt=salt, lora=lora) for prompt in prompts]
 
     def params_of(self, prompt: TokenPrompt) -> SamplingParams:
         """Those of every prompt, and its length; prompts of one length share them."""

@@ -53,7 +53,7 @@ class MessagesJob(Translated):
         chat = _chat(asked) | {name: getattr(asked, name) for name in SHARED}
         chat |= {"max_completion_tokens": asked.max_tokens, "stop": asked.stop_sequences}
         super().__init__(asked, chat, NAMES, service, request_id)
-        self._model = service.name_of(asked.model)
+        self._model = service.model_of(asked.model).name
         self._request_id = request_id
 
     def events(self, generation: Generation) -> MessageEvents | None:

@@ -52,7 +52,7 @@ class PooledJob(ABC):
     ) -> None:
         _check_built(asked)
         self._service = service
-        self.model = service.name_of(asked.model)
+        self.model, self._lora = service.model_of(asked.model)
         self.name = name
         self._salt = asked.cache_salt
         self.ignored = ignored_fields(asked)
@@ -99,7 +99,7 @@ class PooledJob(ABC):
         return self.field if num_prompts == 1 else f"{self.field}.{index}"
 
     def kept(self, prompts: Sequence[TokenPrompt]) -> list[TokenPrompt]:
-        """The prompts, truncated if that is asked for, with the request's salt.
+        """The prompts, truncated if that is asked for, with the request's salt and adapter.
 
         Raises:
             ApiError: 400, one is too long.
@@ -117,7 +117,7 @@ class PooledJob(ABC):
                     place,
                     NO_ROOM,
                 )
-        return [prompt._replace(cache_salt=self._salt) for prompt in kept]
+        return [prompt._replace(cache_salt=self._salt, lora=self._lora) for prompt in kept]
 
 
 def _params(

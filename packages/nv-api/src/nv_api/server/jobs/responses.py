@@ -65,6 +65,7 @@ class ResponsesJob(Translated):
         check_stream_options(asked)
         super().__init__(asked, _chat(asked), NAMES, service, request_id)
         self._asked = asked
+        self._model = service.model_of(asked.model)
         self._name = request_id
         self._created_at = int(time.time())
 
@@ -94,7 +95,7 @@ class ResponsesJob(Translated):
         asked = self._asked
         return {
             "created_at": self._created_at,
-            "model": self._service.name_of(asked.model),
+            "model": self._model.name,
             "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "temperature": self.params.temperature,

@@ -31,7 +31,7 @@ async def show_defaults(request: Request) -> PageDefaults:
     params = service.default_params
     stop = params.stop or []
     return PageDefaults(
-        models=[*service.options.names],
+        models=[*service.names],
         max_model_len=service.llm.facts.max_model_len,
         max_logprobs=service.options.max_logprobs,
         tasks=[*service.abilities.tasks],

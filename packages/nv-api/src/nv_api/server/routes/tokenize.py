@@ -35,7 +35,7 @@ async def tokenize(request: Request) -> TokenizeResponse:
     service = service_of(request)
     service.lifecycle.check_open()
     asked = await read_body(request, TokenizeRequest, service.options.max_body_bytes)
-    service.name_of(asked.model)
+    service.model_of(asked.model)
     tokenizer = _tokenizer(service)
     if (asked.prompt is None) == (asked.messages is None):
         raise invalid("the request needs one of prompt and messages: give one of them", "prompt")
@@ -57,7 +57,7 @@ async def detokenize(request: Request) -> DetokenizeResponse:
     service = service_of(request)
     service.lifecycle.check_open()
     asked = await read_body(request, DetokenizeRequest, service.options.max_body_bytes)
-    service.name_of(asked.model)
+    service.model_of(asked.model)
     tokenizer = _tokenizer(service)
     num_ids = tokenizer.num_ids
     for token_id in asked.tokens:
