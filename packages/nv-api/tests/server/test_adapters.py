@@ -89,7 +89,7 @@ def served(checkpoint, modules):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint, modules):
-    """What LLM generates with each, by name."""
+    """The texts that LLM generates with each, by name."""
     with LLM(checkpoint, **OPTIONS) as llm:
         params = SamplingParams(**GREEDY)
         names = {"m/tiny": None, **{each.lora_name: each for each in modules}}

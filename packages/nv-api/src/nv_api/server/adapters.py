@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ServedModel(NamedTuple):
-    """What a request's field `model` names."""
+    """The model or the adapter that a request names."""
 
     name: str
     """As a response has it."""
