@@ -169,11 +169,11 @@ def test_counts_and_tokens_take_the_name_too(served):
     ],
 )
 def test_a_wrong_name_is_a_404_with_the_names(served, path, body):
-    found = served.post(path, {**body, "model": "nobody"})
+    found = served.post(path, {**body, "model": "sailor"})
     assert found.status_code == 404
-    message = "there is no model 'nobody': this server has 'm/tiny', 'poet', 'pirate'"
+    message = "there is no model 'sailor': this server has 'm/tiny', 'poet', 'pirate'"
     assert found.json()["error"]["message"] == message
-    assert served.client.get("/v1/models/nobody").status_code == 404
+    assert served.client.get("/v1/models/sailor").status_code == 404
 
 
 def test_adapters_are_loaded_replaced_and_unloaded_while_it_runs(served, folders, expected):
@@ -303,7 +303,7 @@ def test_routes_that_pool_select_an_adapter(tmp_path, byte_level, adapter_writer
             assert found[1].json()["model"] == "poet"
             key = "results" if "rerank" in path else "data"
             assert found[0].json()[key] != found[1].json()[key]
-            assert server.post(path, {**body, "model": "nobody"}).status_code == 404
+            assert server.post(path, {**body, "model": "sailor"}).status_code == 404
         embedding = server.post("/v1/embeddings", {"input": "hello", "model": "poet"}).json()
     with LLM(str(base), **engine) as llm:
         (output,) = llm.embed("hello", use_tqdm=False, lora_request=request)
@@ -314,7 +314,7 @@ def test_routes_that_pool_select_an_adapter(tmp_path, byte_level, adapter_writer
 def test_lines_of_a_batch_select_an_adapter(checkpoint, modules, expected, tmp_path, monkeypatch):
     monkeypatch.setattr(nv_api.async_llm, "HostProcess", lambda: HostThread(None))
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    names = [*expected, "nobody"]
+    names = [*expected, "sailor"]
     lines = [
         {"custom_id": name, "method": "POST", "url": "/v1/completions",
          "body": {"model": name, "prompt": "hello", **GREEDY}}
@@ -328,7 +328,7 @@ def test_lines_of_a_batch_select_an_adapter(checkpoint, modules, expected, tmp_p
     assert (code, counts.answered, counts.refused) == (0, 3, 1)
     results = [json.loads(line) for line in out.read_text().splitlines()]
     found = {each["custom_id"]: each["response"] for each in results}
-    assert found.pop("nobody")["status_code"] == 404
+    assert found.pop("sailor")["status_code"] == 404
     texts = {name: each["body"]["choices"][0]["text"] for name, each in found.items()}
     assert texts == {name: completed for name, (completed, _) in expected.items()}
 
