@@ -100,6 +100,10 @@ class ScriptedEngine:
     def has_unfinished(self):
         return bool(self.running)
 
+    @property
+    def next_id(self):
+        return self.num_added
+
     def validate(self, request):
         token_ids = request.token_ids
         if self.closed:

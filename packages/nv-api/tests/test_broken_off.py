@@ -1,17 +1,29 @@
 """A step that is broken off at any of its lines: what it could not return comes with the next."""
 
 import ctypes
+import importlib.util
 import signal
 import sys
+from contextlib import contextmanager
+from functools import partial
 from itertools import count, repeat
+from pathlib import Path
 
 import nv_api
 import nv_engine
 import pytest
-from nv_api import LLM, SamplingParams
+from nv_api import LLM, LoRARequest, SamplingParams
 from nv_api.session import Session
 
+BESIDE = Path(__file__).parents[2] / "nv-models/tests"
 PLACES = tuple(str(next(iter(package.__path__))) for package in (nv_api, nv_engine))
+
+
+def beside(name):
+    spec = importlib.util.spec_from_file_location(name, BESIDE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class BrokenOff(BaseException):
@@ -184,3 +196,80 @@ def test_16_a_signal_while_step_returns_loses_nothing(llm):
         signal.signal(signal.SIGINT, before)
     assert place > 15
     assert num_raised > 2 * place
+
+
+TO_THE_ENGINE = ("processor.py", "session.py", "engine.py")
+
+
+def broken_at(numbers, names, call):
+    """Break a call off at one of its lines after the other; yields each time."""
+    for number in numbers:
+        try:
+            with Breaker(number, names):
+                call()
+        except BrokenOff:
+            yield number
+        else:
+            return
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_16_a_call_broken_off_on_its_way_leaves_no_request(llm, call):
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=1)
+    streams = []
+
+    def first_delta():
+        streams[:] = [llm.stream([11, 12], params)]
+        next(streams[0])
+
+    calls = {
+        "generate": lambda: llm.generate([[11, 12], [13]], params, use_tqdm=False),
+        "stream": first_delta,
+    }
+    engine, num_broken = llm._session._engine, 0
+    for num_broken in broken_at(range(1, 800), TO_THE_ENGINE, calls[call]):
+        while engine.has_unfinished and not llm._session._processor.has_unfinished:
+            engine.step()  # what the next call of the LLM would do
+        assert llm.is_finished() and not engine.has_unfinished, num_broken
+    assert num_broken > 100
+
+
+def test_16_an_adapter_broken_off_while_it_is_added_is_added_by_the_next_call(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adapter")
+    base = beside("tiny_models").write_tiny_model(folder / "base", "Qwen3")
+    path = beside("adapter_writer").write_adapter(folder / "adapter", base)
+    options = {"enable_lora": True, "skip_tokenizer_init": True, "num_kvcache_blocks": 16}
+    params, ids = SamplingParams(max_tokens=1), count(1)
+    with LLM(str(base), device="cpu", max_model_len=64, **options) as made:
+        engine = made._session._engine
+        threads = engine._library, engine.executor._runner._adapters
+        for names in ("adapter_library.py", "device/adapters.py"):
+            for number in count(1):
+                for each in threads:
+                    each._thread = None  # so that it is started anew
+                adapter = LoRARequest("a", next(ids), str(path))
+                ask = partial(made.generate, [[11]], params, False, adapter)
+                try:
+                    with Breaker(number, (names,)):
+                        ask()
+                    break
+                except BrokenOff:
+                    with time_limit(20):
+                        assert ask()[0].outputs[0].finish_reason == "length"
+            assert number > 10
+
+
+@contextmanager
+def time_limit(seconds):
+    """Raise TimeoutError in a block that does not end."""
+
+    def end(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -120,7 +120,7 @@ class Session:
         self, prompts: Sequence[TokenPrompt], params: Sequence["SamplingParams"]
     ) -> list[Request]:
         """Queue prompts, all or none, for `step`; raises as `Processor.add` does."""
-        with self._alone():
+        with self._all_or_none():
             return self._work(partial(self._processor.add, prompts, params))
 
     def run(
@@ -135,7 +135,7 @@ class Session:
         self, prompts: Sequence[TokenPrompt], params: Sequence["PoolingParams"]
     ) -> list[PooledRequest]:
         """Queue prompts that are to be pooled, all or none, for `step`."""
-        with self._alone():
+        with self._all_or_none():
             return self._work(partial(self._processor.pool, prompts, params))
 
     def pool(
@@ -162,7 +162,8 @@ class Session:
             pause = CollectorPause()
             try:
                 pause.begin()
-                requests += add()
+                with self._all_or_none():
+                    requests += add()
                 self._finish(requests, Progress(count, use_tqdm, title=title), pause)
             finally:
                 pause.end()
@@ -176,10 +177,13 @@ class Session:
 
         The last delta of each completion has its finish_reason.
         """
-        (request,) = self.add([prompt], [params])
-        own = {request.request_id}
-        running = list(request.completions)
+        requests: list[Request] = []
         try:
+            with self._all_or_none():
+                requests += self.add([prompt], [params])
+            (request,) = requests
+            own = {request.request_id}
+            running = list(request.completions)
             while running:
                 if not request.finished:  # a call between two deltas may have finished it
                     self._advance(own)
@@ -190,7 +194,8 @@ class Session:
                     if delta.token_ids or delta.text or delta.finished():
                         yield delta
         finally:
-            self._drop([request])
+            if requests:
+                self._drop(requests)
 
     def step(self) -> tuple[list[tuple[int, list[int]]], int]:
         """Step the engine once; returns the outputs and num_tokens of `LLM.step`.
@@ -244,6 +249,22 @@ class Session:
             yield
         finally:
             self._turn.release()
+
+    @contextmanager
+    def _all_or_none(self) -> Iterator[None]:
+        """As `_alone`, and if the block is broken off, abort what it has queued.
+
+        Ctrl-C may come when requests are queued and their list is on its way to the caller.
+        """
+        with self._alone():
+            first = self._engine.next_id
+            try:
+                yield
+            except BaseException:
+                for request_id in range(first, self._engine.next_id):
+                    self._work(partial(self._processor.abort, request_id))
+                    self._work(partial(self._engine.abort, request_id))
+                raise
 
     def _work(self, call: Callable[[], T]) -> T:
         """Call into the engine. As long as it works, the stack shows a frame of this function."""

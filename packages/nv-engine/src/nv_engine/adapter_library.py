@@ -110,13 +110,13 @@ class AdapterLibrary:
         folder, self._next_key = str(Path(files.folder).absolute()), self._next_key + 1
         source = AdapterSource(self._next_key, request.lora_name, folder, files.signature)
         known = _Known(request, Adapter(source), files)
-        self._known[request.lora_int_id] = known
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._read, name="nv_engine adapters", daemon=True
-            )
-            self._thread.start()
+        # an interrupt at any place leaves no id that waits for a thread which does not run
         self._unread.put(known)
+        if self._thread is None:
+            thread = threading.Thread(target=self._read, name="nv_engine adapters", daemon=True)
+            thread.start()
+            self._thread = thread
+        self._known[request.lora_int_id] = known
         return known.adapter
 
     def forget(self, adapter_id: int) -> bool:

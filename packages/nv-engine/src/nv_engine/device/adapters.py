@@ -150,10 +150,11 @@ class AdapterTables:
     def _fetch(self, fetch: AdapterFetch) -> None:
         if self._thread is None:
             jobs = self._pool, self._unread, self._read
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=_fill_images, args=jobs, name="nv_engine adapter images", daemon=True
             )
-            self._thread.start()
+            thread.start()
+            self._thread = thread  # an interrupt before leaves none that does not run
             # The thread does not hold the tables: when these go, it ends and frees the pool.
             weakref.finalize(self, self._unread.put, None).atexit = False
         self._jobs[fetch.image] = job = _Job(fetch, self._images[fetch.image])
