@@ -230,7 +230,8 @@ def test_16_a_call_broken_off_on_its_way_leaves_no_request(llm, call):
     for num_broken in broken_at(range(1, 800), TO_THE_ENGINE, calls[call]):
         while engine.has_unfinished and not llm._session._processor.has_unfinished:
             engine.step()  # what the next call of the LLM would do
-        assert llm.is_finished() and not engine.has_unfinished, num_broken
+        assert llm.is_finished(), num_broken
+        assert not engine.has_unfinished, num_broken
     assert num_broken > 100
 
 
