@@ -7,6 +7,7 @@ import json
 import pickle
 import random
 import re
+import threading
 import warnings
 import weakref
 from dataclasses import replace
@@ -322,6 +323,47 @@ def test_an_adapter_that_changes_under_requests_in_flight(qwen3, tmp_path):
         assert [ended[request_id] for request_id in ids] == alone
 
 
+@pytest.mark.parametrize(
+    "place",
+    ["nv_models.adapters.AdapterFiles.digest", "nv_models.adapters.AdapterPool.fill"],
+    ids=["read", "fetched"],
+)
+def test_rows_gain_a_token_in_every_step_while_an_adapter_is_loaded(qwen3, monkeypatch, place):
+    """Whether its files are read by the library, or its image is filled for the device."""
+    held = threading.Event()
+    kind, name = place.rsplit(".", 1)
+    module, kind = kind.rsplit(".", 1)
+    kind = getattr(importlib.import_module(module), kind)
+    whole = getattr(kind, name)
+
+    def slow(*given):
+        assert held.wait(60)
+        return whole(*given)
+
+    params = greedy(40)
+    with LLM(str(qwen3.base), **OPTIONS | {"max_in_flight": 0}) as llm:
+        (alone,) = llm.generate([5, 6], greedy(), False, qwen3.requests[0])
+        ids = {llm.add_request([7 + row], params) for row in range(4)}
+        ids.add(llm.add_request([9], params, lora_request=qwen3.requests[0]))
+        while llm.get_metrics()["num_running"] < 5:
+            llm.step()
+        monkeypatch.setattr(kind, name, slow)
+        late = llm.add_request([5, 6], greedy(), lora_request=qwen3.requests[1])
+        for _ in range(20):
+            before = llm.get_metrics()["num_generated_tokens"]
+            llm.step()
+            assert llm.get_metrics()["num_generated_tokens"] == before + 5
+            assert llm.get_metrics()["num_running"] == 5
+        held.set()
+        monkeypatch.undo()
+        ended = {}
+        while not llm.is_finished():
+            ended |= dict(llm.step()[0])
+        assert ended.keys() == ids | {late}
+        qwen3_ids = llm.generate([5, 6], greedy(), False, qwen3.requests[1])[0]["token_ids"]
+        assert ended[late] == qwen3_ids != alone["token_ids"]
+
+
 def test_a_closed_engine_keeps_no_adapter(qwen3):
     options = OPTIONS | {"lora_dtype": torch.bfloat16}
     with LLM(str(qwen3.base), **options) as llm:
@@ -396,10 +438,21 @@ def test_wrong_requests(qwen3, tmp_path):
         ({"max_loras": 0}, "max_loras is 0"),
         ({"max_lora_rank": 1000}, "max_lora_rank is 1000"),
         ({"max_cpu_loras": 2}, "max_cpu_loras is 2: it must be an integer from 8"),
+        ({"max_cpu_loras": 10**9}, "max_cpu_loras is 1000000000: with .* has room for [1-9]"),
         ({"lora_dtype": "int8"}, "lora_dtype is 'int8'"),
+        ({"enable_lora": "yes"}, "enable_lora is 'yes'"),
     ):
         with pytest.raises(ValueError, match=message):
             LLM(str(qwen3.base), **OPTIONS | options)
+    for name, value, message in (
+        ("lora_extra_vocab_size", 512, "an adapter may not add tokens"),
+        ("enable_lora_bias", True, "train the adapter without a bias"),
+        ("lora_modules", ["a=b"], "pass lora_request=LoRARequest"),
+        ("long_lora_scaling_factors", (4.0,), "merge such an adapter"),
+        ("lora_target_modules", ["q_proj"], "the tensors of an adapter's file decide"),
+    ):
+        with pytest.raises(NotImplementedError, match=f"{name}=.* is not built yet: {message}"):
+            LLM(str(qwen3.base), **OPTIONS | {name: value})
 
 
 def test_an_embedding_with_an_adapter(qwen3):

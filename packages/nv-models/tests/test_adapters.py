@@ -1,6 +1,7 @@
 """Adapters of peft: files, refusals, and a model's logits with one, against the merged model."""
 
 import json
+import os
 from pathlib import Path
 
 import nv_kernels as nk
@@ -206,6 +207,15 @@ def test_a_config_is_refused(base_pool, adapters, tmp_path, message):
 
 A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 TENSORS = {
+    "^/.*: lora_A.weight does not begin with base_model.model.: save the adapter with peft": {
+        "lora_A.weight": torch.zeros(4, 128)
+    },
+    "lora_A.default.weight has a name inside a model: save the adapter with peft's": {
+        A0.replace("lora_A", "lora_A.default"): torch.zeros(4, 128)
+    },
+    "base_model.model.x{183} is not a tensor of LoRA: merge": {
+        "base_model.model." + "x" * 5000: torch.zeros(1)
+    },
     "lora_magnitude_vector is not a tensor of LoRA": {
         A0.replace("lora_A.weight", "lora_magnitude_vector"): torch.zeros(128)
     },
@@ -289,6 +299,19 @@ def test_broken_files(float_checkpoint, adapters, tmp_path):
         AdapterFiles.open(folder)
     config.unlink()
     with pytest.raises(FileNotFoundError, match=r"has no adapter_config.json"):
+        AdapterFiles.open(folder)
+    config.mkdir()
+    with pytest.raises(FileNotFoundError, match=r"adapter_config.json is a folder, not a file: gi"):
+        AdapterFiles.open(folder)
+    config.rmdir()
+    config.symlink_to("/nowhere")
+    with pytest.raises(FileNotFoundError, match=r"adapter_config.json links to /nowhere, which is"):
+        AdapterFiles.open(folder)
+    config.unlink()
+    adapters.write_adapter(folder.with_name("other"), float_checkpoint)
+    (folder.with_name("other") / config.name).rename(config)
+    os.mkfifo(file)
+    with pytest.raises(FileNotFoundError, match=r"safetensors is a pipe or a device, not a file"):
         AdapterFiles.open(folder)
 
 

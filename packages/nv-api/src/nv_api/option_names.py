@@ -68,6 +68,13 @@ ADVICE = {
 }
 """Advice on names that mean something else than an option."""
 INSTEAD = {
+    "default_mm_loras": "pass lora_request=… to each call; prompts are text or token ids",
+    "enable_lora_bias": "train the adapter without a bias, or merge it into the base model",
+    "enable_prompt_adapter": "put the adapter's text in front of the prompt",
+    "long_lora_scaling_factors": "merge such an adapter into the base model",
+    "lora_extra_vocab_size": "an adapter may not add tokens: merge it into the base model",
+    "lora_modules": "pass lora_request=LoRARequest(name, id, path) to each call; nv serve has it",
+    "lora_target_modules": "the tensors of an adapter's file decide; all that fit are used",
     "calculate_kv_scales": "leave it out: kv_cache_dtype='fp8' needs no scales",
     "cpu_offload_gb": "weights stay on the device: use tensor_parallel_size, or a smaller model",
     "data_parallel_size": "make an LLM for each card, or use nv_api.ray.NvPredictor",

@@ -33,6 +33,7 @@ from nv_engine.device.memory import (
     TableNeed,
     asked_blocks,
     available_host_memory,
+    check_images,
     check_tables,
     check_weights,
     cpu_blocks,
@@ -315,6 +316,11 @@ def _check_weights(plan: StartPlan) -> None:
     check_weights(
         weights, room, placement.dtype, is_share=is_share, scheme=scheme, adapters=adapters
     )
+    if plan.config.enable_lora:
+        free = available_host_memory() // plan.parallel.size
+        if plan.device.type == "cpu":
+            free -= weights + adapters
+        check_images(_num_images(plan.config), adapters // plan.config.max_loras, free)
     if asked > 0:
         asked_blocks(asked, plan.block_need, room - weights - adapters)
 

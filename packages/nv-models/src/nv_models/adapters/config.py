@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nv_models.fields import flag, naming, number, read_json, size, strings, table
+from nv_models.missing import is_there, why_missing
 
 Number = TypeVar("Number", int, float)
 """Of the values of a pattern."""
 
 CONFIG = "adapter_config.json"
+SAVED_BY_PEFT = "give the folder that peft's save_pretrained wrote"
 MERGE = "merge it into the base model (`merge_and_unload`) and serve that"
 TRAIN = "train the adapter without it"
-INITS = (True, False, "gaussian", "eva", "orthogonal")
+INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Ways to begin that leave the weights of the base model as they are."""
 WITHOUT_EFFECT = frozenset(
     (
@@ -95,9 +97,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """
     file = folder / CONFIG
     if not file.is_file():
-        raise FileNotFoundError(
-            f"{folder} has no {CONFIG}: give the folder that peft's save_pretrained wrote"
-        )
+        if is_there(file):
+            raise FileNotFoundError(f"{file} {why_missing(file, '')}: {SAVED_BY_PEFT}")
+        raise FileNotFoundError(f"{folder} has no {CONFIG}: {SAVED_BY_PEFT}")
     values = read_json(file)
     with naming(file):
         _refuse(values)

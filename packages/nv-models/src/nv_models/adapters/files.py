@@ -5,6 +5,7 @@ Opening reads the config and the header; values are read a matrix at a time.
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -14,9 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from nv_models.adapters.config import CONFIG, MERGE, AdapterConfig, read_adapter_config
+from nv_models.adapters.config import (
+    CONFIG,
+    MERGE,
+    SAVED_BY_PEFT,
+    AdapterConfig,
+    read_adapter_config,
+)
 from nv_models.adapters.targets import MAX_RANK, AdapterTargets
 from nv_models.listing import first_few
+from nv_models.missing import is_there, why_missing
 from nv_models.pointer import POINTER, is_pointer
 
 WEIGHTS = "adapter_model.safetensors"
@@ -133,7 +141,7 @@ class AdapterFiles:
         for name in self.shapes:
             tensor = _taken_apart(name)
             if tensor is None:
-                problems.append(f"{name} is not a tensor of LoRA: {MERGE}")
+                problems.append(_why_not_known(name))
             elif tensor.part in {"weight", "bias"}:
                 problems += self._misfit_of_saved(tensor, targets)
             elif tensor.part:
@@ -179,7 +187,7 @@ class AdapterFiles:
         """One module's adapter; None, with a problem more, if it does not fit."""
         module = targets.find(name)
         if module is None:
-            problems.append(f"{name} has an adapter, and {targets.why_not(name)}")
+            problems.append(f"{name:.200} has an adapter, and {targets.why_not(name)}")
             return None
         if len(pair) == 1:
             problems.append(f"{name} has {next(iter(pair))} without the other matrix")
@@ -289,9 +297,24 @@ def _signature(folder: Path) -> tuple[int, ...]:
 
 
 def _why_no_weights(folder: Path) -> str:
+    if is_there(file := folder / WEIGHTS):
+        return f"{file} {why_missing(file, '')}: {SAVED_BY_PEFT}"
     if (folder / "adapter_model.bin").is_file():
         return (
             f"{folder} has adapter_model.bin and no {WEIGHTS}: load it with peft and save it again "
             "with save_pretrained (safe_serialization=True)"
         )
-    return f"{folder} has no {WEIGHTS}: give the folder that peft's save_pretrained wrote"
+    return f"{folder} has no {WEIGHTS}: {SAVED_BY_PEFT}"
+
+
+def _why_not_known(name: str) -> str:
+    """The problem of a tensor whose name peft's `save_pretrained` does not write for LoRA."""
+    shown = f"{name:.200}"
+    if not name.startswith(PREFIX):
+        return (
+            f"{shown} does not begin with {PREFIX}: save the adapter with peft's save_pretrained, "
+            "not its tensors alone"
+        )
+    if re.search(r"\.lora_(embedding_)?[AB]\.", name):  # with an adapter's name in it
+        return f"{shown} has a name inside a model: save the adapter with peft's save_pretrained"
+    return f"{shown} is not a tensor of LoRA: {MERGE}"
