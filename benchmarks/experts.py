@@ -1,10 +1,10 @@
-"""A mixture of experts on a card: the shape of Qwen3-30B-A3B with dummy weights in bf16.
+"""A mixture of experts on a card: the shape of Qwen3-30B-A3B with dummy weights.
 
 Milliseconds per token of one request, and per step of 64; the rate of 64 prompts of 1,024 tokens as
 a share of the matmul rate on active parameters; and the launches of one layer's experts, router
 included. Their microseconds are with the norm before them. The bound of a token is the read of the
 weights that it is multiplied by; that of a step of 64 rows counts every expert, as nearly all are
-chosen by some row.
+chosen by some row. Weights are in bf16, or with --quantization in codes, but for head and routers.
 """
 
 import argparse
@@ -20,12 +20,21 @@ from attention_work import graph_microseconds
 from engines import ENGINES
 from profiling import profiled
 from report import matmul_ceiling, read_ceiling, report
+from round_to_nearest import fp8_blocks, packed
 from workload import VOCAB, Workload, model_folder, uniform_workload
 
 ROWS = (1, 16, 64, 1024)
+FEW_ROWS = (1, 64)
 LAYERS = 8  # per graph, each with rows of its own, so that a layer does not find its weights in L2
 PROMPT_LEN = 128
-OUTPUT_LEN = 256
+CODES: dict[str, dict[str, Any]] = {
+    "4 bits": packed(4, 128).config | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]},
+    "fp8": fp8_blocks().config
+    | {"modules_to_not_convert": [f"model.layers.{layer}.mlp.gate" for layer in range(48)]},
+}
+"""A quantization_config without the routers; fp8 as Qwen3-30B-A3B-FP8 has it."""
+BYTES = {None: 2.0, "4 bits": 0.5 + 2 / 128, "fp8": 1 + 4 / 128**2}
+"""Per value of a layer's matrices."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,13 @@ class Shape:
     moe_intermediate_size: int = 768
     vocab_size: int = VOCAB
 
-    def folder(self) -> Path:
+    def folder(self, quantization: str | None) -> Path:
         """A folder holding only a config.json, for load_format="dummy"."""
+        codes = {"quantization_config": CODES[quantization]} if quantization else {}
         return model_folder(
             "qwen3-0.6b",
             **asdict(self),
+            **codes,
             architectures=["Qwen3MoeForCausalLM"],
             model_type="qwen3_moe",
             intermediate_size=6144,
@@ -67,32 +78,50 @@ class Shape:
         return self.vocab_size * self.hidden_size
 
 
-def median_seconds(run: Callable[[Workload], float], batch: int, length: int, out: int) -> float:
-    """The median of five runs after two; new prompts each time, so that no prefix is cached."""
-    times = [run(uniform_workload(batch, length, out, 100 * out + seed)) for seed in range(7)]
-    return sorted(times[2:])[2]
+class Runs(NamedTuple):
+    """How often and how long is measured, and whether no prompts are."""
+
+    repeats: int
+    output_len: int
+    is_short: bool
 
 
-def step_milliseconds(run: Callable[[Workload], float], batch: int) -> float:
+def median_seconds(
+    run: Callable[[Workload], float], batch: int, length: int, out: int, repeats: int
+) -> float:
+    """The median of runs after two; new prompts each time, so that no prefix is cached."""
+    seeds = range(repeats + 2)
+    times = [run(uniform_workload(batch, length, out, 100 * out + seed)) for seed in seeds]
+    return sorted(times[2:])[repeats // 2]
+
+
+def step_milliseconds(run: Callable[[Workload], float], batch: int, runs: Runs) -> float:
     """Of a decode step, by the difference of long and short outputs."""
-    long, short = (
-        median_seconds(run, batch, PROMPT_LEN, length) for length in (OUTPUT_LEN, OUTPUT_LEN // 4)
-    )
-    return (long - short) / (OUTPUT_LEN - OUTPUT_LEN // 4) * 1e3
+    lengths = runs.output_len, runs.output_len // 4
+    long, short = (median_seconds(run, batch, PROMPT_LEN, n, runs.repeats) for n in lengths)
+    return (long - short) / (lengths[0] - lengths[1]) * 1e3
 
 
-def whole_model(shape: Shape, bandwidth: float, flops: float, engine: str) -> dict[str, Any]:
+def whole_model(
+    shape: Shape, quantization: str | None, runs: Runs, ceilings: tuple[float, float], engine: str
+) -> dict[str, Any]:
     """Batch 1, batch 64 and prompts, each beside its bound."""
-    run = ENGINES[engine](str(shape.folder()), max_model_len=4096, max_num_seqs=64)
+    bandwidth, flops = ceilings
+    folder = str(shape.folder(quantization))
+    run = ENGINES[engine](folder, max_model_len=4096, max_num_seqs=64)
     active = shape.parameters(shape.num_experts_per_tok)
     reads = {1: active, 64: shape.parameters(shape.num_experts)}
     figures: dict[str, Any] = {}
     for batch, parameters in reads.items():
         figures[f"batch {batch}"] = {
-            "milliseconds": round(step_milliseconds(run, batch), 3),
-            "bound": round(2 * (parameters + shape.head) / bandwidth * 1e3, 3),
+            "milliseconds": round(step_milliseconds(run, batch, runs), 3),
+            "bound": round(
+                (BYTES[quantization] * parameters + 2 * shape.head) / bandwidth * 1e3, 3
+            ),
         }
-    seconds = median_seconds(run, 64, 1024, 1)
+    if runs.is_short:
+        return figures
+    seconds = median_seconds(run, 64, 1024, 1, runs.repeats)
     figures["prefill 64 x 1024"] = {
         "tokens_per_second": round(64 * 1024 / seconds),
         "share_of_matmul_rate": round(64 * 1024 * 2 * active / seconds / flops, 3),
@@ -116,7 +145,20 @@ class RMS(NamedTuple):
     eps: float = 1e-6
 
 
-def launches(shape: Shape, arithmetic: str) -> dict[str, Any]:
+def codes(quantization: str, rows: int, columns: int) -> nk.Quantized:
+    """A record of random codes."""
+    if quantization == "fp8":
+        values = torch.randn(rows, columns, device="cuda") * 16
+        scale = torch.full((rows // 128, columns // 128), columns**-0.5 / 16, device="cuda")
+        return nk.Fp8(values.to(torch.float8_e4m3fn), scale, "block")
+    words = torch.randint(256, (rows, columns // 2), dtype=torch.uint8, device="cuda")
+    scale = torch.full((rows, columns // 128), columns**-0.5 / 4, device="cuda")
+    return nk.Grouped(words, scale.bfloat16(), None, 4)
+
+
+def launches(
+    shape: Shape, quantization: str | None, arithmetic: str, row_counts: tuple[int, ...]
+) -> dict[str, Any]:
     """Launches and microseconds of one layer's experts, by rows."""
     kind = nk.arithmetic(arithmetic)
     size, width = shape.hidden_size, shape.moe_intermediate_size
@@ -126,10 +168,16 @@ def launches(shape: Shape, arithmetic: str) -> dict[str, Any]:
 
     norm = RMS(torch.ones(size, dtype=torch.bfloat16, device="cuda"))
     router = Scores(kind.weight(draw(shape.num_experts, size)), shape.num_experts_per_tok)
-    gate_up, down = draw(shape.num_experts, 2 * width, size), draw(shape.num_experts, size, width)
-    experts = kind.experts(nk.DenseExperts(gate_up, down))
+    count = range(shape.num_experts)
+    if quantization is None:
+        gate_up, down = draw(len(count), 2 * width, size), draw(len(count), size, width)
+        experts = kind.experts(nk.DenseExperts(gate_up, down))
+    else:
+        sizes = (width, size), (width, size), (size, width)
+        stacks = [tuple(codes(quantization, *each) for _ in count) for each in sizes]
+        experts = kind.quantized_experts(nk.QuantizedExperts(*stacks))
     figures = {}
-    for rows in ROWS:
+    for rows in row_counts:
         inputs = torch.randn(LAYERS, rows, size, dtype=torch.bfloat16, device="cuda")
 
         def layer(index: int, inputs: torch.Tensor = inputs) -> nk.Stream:
@@ -150,17 +198,25 @@ def launches(shape: Shape, arithmetic: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="nv")
+    parser.add_argument("--quantization", choices=CODES)
+    parser.add_argument("--short", action="store_true", help="a part of it, in half a minute")
     parser.add_argument("--save")
     args = parser.parse_args()
-    shape = Shape()
-    bandwidth, flops = read_ceiling(), matmul_ceiling()  # while the card is empty
+    shape, codes_of = Shape(), args.quantization
+    ceilings = read_ceiling(), matmul_ceiling()  # while the card is empty
+    rows, kinds = ROWS, ("fast", "batch_invariant")
+    runs = Runs(repeats=5, output_len=256, is_short=False)
+    if args.short:
+        rows, kinds, runs = FEW_ROWS, ("fast",), Runs(repeats=3, output_len=96, is_short=True)
     figures = {
         "engine": args.engine,
+        "quantization": codes_of,
+        "output_len": runs.output_len,
         "shape": asdict(shape),
-        "launches": {name: launches(shape, name) for name in ("fast", "batch_invariant")},
+        "launches": {name: launches(shape, codes_of, name, rows) for name in kinds},
     }
     torch.cuda.empty_cache()
-    figures |= whole_model(shape, bandwidth, flops, args.engine)
+    figures |= whole_model(shape, codes_of, runs, ceilings, args.engine)
     report("experts", figures, args.save)
 
 

@@ -38,6 +38,7 @@ def test_surface():
         "Norm",
         "PeerBuffers",
         "Quantized",
+        "QuantizedExperts",
         "RankSum",
         "Routing",
         "RowTables",

@@ -117,8 +117,3 @@ def test_floats_do_not_become_what_needs_data(float_checkpoint, option):
 def test_another_option_is_not_built(float_checkpoint):
     with pytest.raises(NotImplementedError, match="'bitsandbytes' is not built: it must be one of"):
         load_model(float_checkpoint, quantization="bitsandbytes")
-
-
-def test_experts_are_not_quantized_while_they_load(tiny_model):
-    with pytest.raises(NotImplementedError, match=r"0\.mlp\.experts are quantized \(fp8\), which"):
-        _ = plan_model(tiny_model("Qwen3Moe"), quantization="fp8").num_bytes

@@ -7,8 +7,15 @@ from dataclasses import replace
 import nv_kernels as nk
 import pytest
 import torch
+from nv_kernels.linear.experts.triton_quantized import (
+    TritonQuantizedExperts,
+)
+from nv_kernels.linear.experts.triton_quantized import (
+    quantized_experts as triton_quantized_experts,
+)
 from nv_kernels.linear.triton.quantized_layout import lay_out_grouped
 from nv_models import plan_model
+from nv_models.layers.experts import ExpertMLPs
 from nv_models.layers.linear import Linear
 
 PACKERS = {
@@ -93,3 +100,46 @@ def requested_bytes():
     """
     gc.collect()
     return torch.cuda.memory_stats()["requested_bytes.all.current"]
+
+
+MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "mlp_only_layers": [],
+}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize("name", ["4 bits", "4 bits, zero points", "int8", "fp8 blocks"])
+def test_experts_on_a_card_take_what_was_planned(tiny_checkpoint, name):
+    """The layout is made on a CPU, by the function that a card's weights are made by."""
+    scheme = BLOCKS if name == "fp8 blocks" else compressed_tensors(name)
+    folder = tiny_checkpoint("qwen3_moe", **MOE)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": scheme}
+    (folder / "config.json").write_text(json.dumps(config))
+    plan = plan_model(folder, load_format="dummy", dtype="bfloat16")
+    planned = sum(loaded.card_bytes for loaded in loaded_experts(plan))
+    made = {"quantized": lambda record: record, "quantized_experts": triton_quantized_experts}
+    arithmetic = replace(plan.placement.arithmetic, **made)
+    model = replace(plan, placement=replace(plan.placement, arithmetic=arithmetic)).load()
+    modules = [module for module in model.modules() if isinstance(module, ExpertMLPs)]
+    assert all(isinstance(module.experts, TritonQuantizedExperts) for module in modules)
+    assert sum(module.experts.num_bytes for module in modules) == planned
+
+
+def loaded_experts(plan):
+    """The experts of a plan's layers, with tensors on meta."""
+    modules = plan._outline().modules()
+    return [module.loaded for module in modules if isinstance(module, ExpertMLPs)]
+
+
+def compressed_tensors(name):
+    """A quantization_config of a form, with routers in floats."""
+    file_format, weights = CONFIGS[name]
+    group = {"targets": ["Linear"], "format": file_format, "weights": weights}
+    if name == "int8":
+        inputs = {"num_bits": 8, "type": "int", "strategy": "token"}
+        group["input_activations"] = {"symmetric": True, "dynamic": True, **inputs}
+    scheme = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    return scheme | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}

@@ -7,6 +7,7 @@ are made on their device.
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,13 @@ class ModelPlan:
     @property
     def num_bytes(self) -> int:
         """Bytes of this rank's weights."""
-        return count_bytes(self._outline(), on_card=self.placement.device.type == "cuda")
+        return count_bytes(self._allocated, on_card=self.placement.device.type == "cuda")
 
     @property
     def layer_bytes(self) -> int:
         """Bytes of the weights by which a layer multiplies a token, on this rank."""
         values = self.config.layer_parameters // self.placement.parallel.size
-        return round(values * bytes_per_value(self._outline()))
+        return round(values * bytes_per_value(self._allocated))
 
     def adapter_bytes(self, num_slots: int, max_rank: int, dtype: torch.dtype | None = None) -> int:
         """Bytes on this rank of an `AdapterPool` with these arguments."""
@@ -92,7 +93,7 @@ class ModelPlan:
         model = self._build(self.placement).eval()
         if self.checkpoint:
             rank = self.placement.parallel.rank
-            load_weights(model, self._outline(), self.checkpoint, rank)
+            load_weights(model, self._allocated, self.checkpoint, rank)
         else:
             fill_dummy(model, self.seed, self.placement.device)
         if (scheme := self.placement.scheme) and self.placement.parallel.rank == 0:
@@ -100,6 +101,11 @@ class ModelPlan:
                 self.checkpoint.place if self.checkpoint else "random weights"
             )
         return model
+
+    @cached_property
+    def _allocated(self) -> CausalLM:
+        """The outline, made once: with experts it takes seconds. Only to be read."""
+        return self._outline()
 
     def _outline(self) -> CausalLM:
         """The model with all its tensors, on meta."""

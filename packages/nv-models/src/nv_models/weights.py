@@ -18,7 +18,9 @@ from nv_models.layers.embedding import TiedEmbedding, Vocabulary
 from nv_models.layers.experts import ExpertMLPs
 from nv_models.layers.linear import Linear
 from nv_models.listing import first_few
+from nv_models.quantization.experts import LoadedExperts
 from nv_models.quantization.form import DUMMY_STD, FLOATS
+from nv_models.quantization.matrix import LoadedMatrix
 from nv_models.shard import Allocated, Finished, Shard, Sharded
 from nv_models.zeros import AGAIN, Zeros, refuse_zeros, zeros_of
 
@@ -225,15 +227,32 @@ def count_bytes(model: nn.Module, *, on_card: bool = False) -> int:
         on_card: they are laid out for a card.
     """
     quantized = sum(
-        module.matrix.card_bytes if on_card else module.matrix.num_bytes
-        for module in model.modules()
-        if isinstance(module, Linear | Vocabulary) and module.matrix is not None
+        loaded.card_bytes if on_card else loaded.num_bytes
+        for loaded in map(quantized_part, model.modules())
+        if loaded is not None
     )
     return quantized + sum(each.nbytes for each in model.parameters())
 
 
+def quantized_part(module: nn.Module) -> LoadedMatrix | LoadedExperts | None:
+    """A module's quantized matrices, whose tensors are not among its parameters."""
+    if isinstance(module, Linear | Vocabulary):
+        return module.matrix
+    return module.loaded if isinstance(module, ExpertMLPs) else None
+
+
 def bytes_per_value(model: nn.Module) -> float:
-    """Bytes of the linear layers' matrices per value; tensors must be allocated, on meta too."""
-    layers = [module for module in model.modules() if isinstance(module, Linear)]
-    sizes = (each.matrix.num_bytes if each.matrix else each.values.nbytes for each in layers)
-    return sum(sizes) / sum(math.prod(each.shape) for each in layers)
+    """Bytes of the layers' matrices per value; tensors must be allocated, on meta too."""
+    num_bytes = num_values = 0
+    for module in model.modules():
+        if isinstance(module, Linear):
+            num_bytes += module.matrix.num_bytes if module.matrix else module.values.nbytes
+            num_values += math.prod(module.shape)
+        elif isinstance(module, ExpertMLPs):
+            floats = (module.gate_up, module.down) if module.loaded is None else ()
+            num_bytes += sum(each.nbytes for each in floats)
+            num_values += sum(each.numel() for each in floats)
+            if module.loaded is not None:
+                num_bytes += module.loaded.num_bytes
+                num_values += module.loaded.num_values
+    return num_bytes / num_values

@@ -29,6 +29,9 @@ SIGNATURES = {
     "experts": (
         *(*[_POINTER] * 4, *[_SIZE] * 4, *[_FLOAT] * 3, *[_POINTER] * 4, *[_SIZE] * 2, _INT),
     ),
+    "experts_quantized": (
+        *(*[_POINTER] * 5, *[_SIZE] * 3, *[_FLOAT] * 3, *[_POINTER] * 4, *[_SIZE] * 2, _INT),
+    ),
     "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "gelu_tanh_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),

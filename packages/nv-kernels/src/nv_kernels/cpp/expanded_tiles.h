@@ -8,12 +8,6 @@
 // AMD EPYC 9004, one thread's time, layers of 576 by 1,536 in Q4_1).
 inline int64_t few_rows(bool has_tiles) { return has_tiles ? 4 : 16; }
 
-// Whether this process may use AMX.
-inline bool use_tiles() {
-    static const bool permitted = may_use_tiles();
-    return permitted;
-}
-
 constexpr int64_t PAIR = 2 * TILE_OUTPUTS;
 
 // 16 rows of 16 pairs of columns, `stride` values apart -> a tile: 16 pairs of 16 outputs.
@@ -92,26 +86,35 @@ inline void multiply_lanes(const bf16* x, const bf16* tiles, int64_t size, int64
     for (; m < num_rows; m++) multiply_lanes<1>(x + m * size, tiles, size, sums + m * PAIR);
 }
 
+// Whether tiles are faster for this number of rows of bf16.
+inline bool is_worth_tiles(const Quantized& by, int64_t num_rows) {
+    return !by.invariant && num_rows > few_rows(use_tiles()) && by.num_columns % TILE_COLUMNS == 0;
+}
+
+// Outputs n to n + 32; a thread that has tiles releases them afterwards.
+template <typename T, typename O>
+inline void pair_of_tiles(const Quantized& by, const bf16* x, const float* x_scale, const T* bias,
+                          O* out, int64_t num_rows, int64_t n) {
+    int64_t size = by.num_columns;
+    float* sums = scratch<float>(BLOCK_ROWS * PAIR + (TILE_OUTPUTS + PAIR) * size / 2);
+    bf16 *rows = (bf16*)(sums + BLOCK_ROWS * PAIR), *tiles = rows + TILE_OUTPUTS * size;
+    expand_tiles(by, n, rows, tiles);
+    if (use_tiles())
+        tile_pair(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0);
+    else
+        multiply_lanes(x, tiles, size, num_rows, sums);
+    finish(by, sums, PAIR, x_scale, bias, out, num_rows, n, std::min(PAIR, by.num_outputs - n));
+}
+
 template <typename T, typename O>
 inline void multiply_by_tiles(const Quantized& by, const bf16* x, const float* x_scale,
                               const T* bias, O* out, int64_t num_rows, int threads) {
-    const bool has_tiles = use_tiles();
-    int64_t size = by.num_columns, num_pairs = (by.num_outputs + PAIR - 1) / PAIR;
+    int64_t num_pairs = (by.num_outputs + PAIR - 1) / PAIR;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t pair = 0; pair < num_pairs; pair++) {
-            float* sums = scratch<float>(BLOCK_ROWS * PAIR + (TILE_OUTPUTS + PAIR) * size / 2);
-            bf16 *rows = (bf16*)(sums + BLOCK_ROWS * PAIR), *tiles = rows + TILE_OUTPUTS * size;
-            int64_t n = pair * PAIR;
-            expand_tiles(by, n, rows, tiles);
-            if (has_tiles)
-                tile_pair(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0);
-            else
-                multiply_lanes(x, tiles, size, num_rows, sums);
-            finish(by, sums, PAIR, x_scale, bias, out, num_rows, n,
-                   std::min(PAIR, by.num_outputs - n));
-        }
-        if (has_tiles) release_tiles();
+        for (int64_t pair = 0; pair < num_pairs; pair++)
+            pair_of_tiles(by, x, x_scale, bias, out, num_rows, pair * PAIR);
+        if (use_tiles()) release_tiles();
     }
 }

@@ -67,19 +67,20 @@ struct ExpertRows {
     int64_t expert, first, last;
 };
 
-// x [n, 2 F], gate then up -> out [n, F]. A NaN stays NaN.
+// Rows of gate and of up, `stride` values apart -> out [n, F]. A NaN stays NaN.
 template <typename T>
-void gate_rows(const Gate& by, const T* x, T* out, int64_t num_rows, int64_t width, int threads) {
+void gate_rows(const Gate& by, const T* gates, const T* ups, int64_t stride, T* out,
+               int64_t num_rows, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) if (num_rows * width > WORTH_A_THREAD)
     for (int64_t row = 0; row < num_rows; row++) {
-        const T *gate = x + 2 * row * width, *up = gate + width;
+        const T *gate = gates + row * stride, *up = ups + row * stride;
         Vec limit = splat(by.limit);
         by_vectors(width, [&](int64_t i, int count) {
             Vec g = load_some(gate + i, count), u = load_some(up + i, count);
             g = g > limit ? limit : g;
             u = u > limit ? limit : u;
             u = u < -limit ? -limit : u;
-            Vec activated = rounded(g / (1.0f + exponential(-by.alpha * g)), x);
+            Vec activated = rounded(g / (1.0f + exponential(-by.alpha * g)), gate);
             store_some(out + row * width + i, activated * (u + by.shift), count);
         });
     }
@@ -112,6 +113,24 @@ void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const
     }
 }
 
+// Rows x [n, K] -> gated [n, F]; `products` has room for [n, 2 F].
+template <typename T>
+void multiply_and_gate(const Experts<T>& by, const std::vector<ExpertRows>& groups, const T* x,
+                       T* products, T* gated, int64_t num_rows, int threads) {
+    multiply_by_expert(groups, x, by.gate_up, by.gate_up_bias, products, 2 * by.width, by.size,
+                       by.in_tiles, threads);
+    gate_rows(by.gate, products, products + by.width, 2 * by.width, gated, num_rows, by.width,
+              threads);
+}
+
+// Gated rows [n, F] -> out [n, K].
+template <typename T>
+void multiply_by_last(const Experts<T>& by, const std::vector<ExpertRows>& groups, const T* gated,
+                      T* out, int64_t, int threads) {
+    multiply_by_expert(groups, gated, by.down, by.down_bias, out, by.size, by.width, by.in_tiles,
+                       threads);
+}
+
 // Sort a block's entries by expert: entry t * k + j goes to row `row_of[entry]`.
 inline std::vector<ExpertRows> sort_by_expert(const int32_t* chosen, int64_t num_entries,
                                               int64_t num_experts, std::vector<int64_t>& row_of) {
@@ -128,8 +147,8 @@ inline std::vector<ExpertRows> sort_by_expert(const int32_t* chosen, int64_t num
 }
 
 // One block of tokens; see `experts`.
-template <typename T>
-void experts_of_block(const Experts<T>& by, const T* x, const int32_t* chosen, const T* weights,
+template <typename T, typename By>
+void experts_of_block(const By& by, const T* x, const int32_t* chosen, const T* weights,
                       T* out, int64_t num_tokens, int64_t top_k, int threads) {
     int64_t entries = num_tokens * top_k, size = by.size, width = by.width;
     std::vector<int64_t> row_of;
@@ -139,11 +158,8 @@ void experts_of_block(const Experts<T>& by, const T* x, const int32_t* chosen, c
     T *gate_up = products + entries * size, *gated = gate_up + entries * 2 * width;
     for (int64_t i = 0; i < entries; i++)
         std::memcpy(rows + row_of[i] * size, x + i / top_k * size, size * sizeof(T));
-    multiply_by_expert(groups, rows, by.gate_up, by.gate_up_bias, gate_up, 2 * width, size,
-                       by.in_tiles, threads);
-    gate_rows(by.gate, gate_up, gated, entries, width, threads);
-    multiply_by_expert(groups, gated, by.down, by.down_bias, products, size, width, by.in_tiles,
-                       threads);
+    multiply_and_gate(by, groups, rows, gate_up, gated, entries, threads);
+    multiply_by_last(by, groups, gated, products, entries, threads);
 #pragma omp parallel for num_threads(threads) if (entries * size > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++)
         by_vectors(size, [&](int64_t i, int count) {
@@ -156,9 +172,10 @@ void experts_of_block(const Experts<T>& by, const T* x, const int32_t* chosen, c
         });
 }
 
-// x [T, K] -> out [T, K]: the sum over j of weights[t, j] times the MLP of expert chosen[t, j].
-template <typename T>
-void experts(const Experts<T>& by, const T* x, const int32_t* chosen, const T* weights, T* out,
+// x [T, K] -> out [T, K]: the sum over j of weights[t, j] times the MLP of expert chosen[t, j]. by: an
+// Experts, or a QuantizedExperts.
+template <typename T, typename By>
+void experts(const By& by, const T* x, const int32_t* chosen, const T* weights, T* out,
              int64_t num_tokens, int64_t top_k, int threads) {
     constexpr int64_t BLOCK = 512;  // tokens, which bounds the memory of their rows
     for (int64_t first = 0; first < num_tokens; first += BLOCK) {

@@ -5,6 +5,7 @@
 #include "experts.h"
 #include "linear.h"
 #include "norm_linear.h"
+#include "quantized_experts.h"
 #include "tiles.h"
 
 #define FOR_EACH_TYPE(define) define(float, fp32) define(bf16, bf16)
@@ -71,6 +72,18 @@ FOR_EACH_TYPE(ROUTE)
         experts(by, x, chosen, weights, out, num_tokens, top_k, threads);                         \
     }
 FOR_EACH_TYPE(EXPERTS)
+
+#define EXPERTS_QUANTIZED(T, name)                                                                \
+    void experts_quantized_##name(                                                                \
+        const Quantized* gates, const Quantized* ups, const Quantized* downs,                     \
+        const T* gate_up_bias, const T* down_bias, int64_t num_experts, int64_t size,             \
+        int64_t width, float alpha, float limit, float shift, const T* x, const int32_t* chosen,  \
+        const T* weights, T* out, int64_t num_tokens, int64_t top_k, int threads) {               \
+        QuantizedExperts<T> by{gates,       ups,  downs, gate_up_bias,         down_bias,         \
+                               num_experts, size, width, {alpha, limit, shift}};                  \
+        experts(by, x, chosen, weights, out, num_tokens, top_k, threads);                         \
+    }
+FOR_EACH_TYPE(EXPERTS_QUANTIZED)
 
 #define ADD_RMS_NORM(T, name)                                                                     \
     void add_rms_norm_##name(const T* x, const T* residual, const T* weight, float eps,           \

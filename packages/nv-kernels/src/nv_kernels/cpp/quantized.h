@@ -156,8 +156,7 @@ inline void multiply_rows(const Quantized& by, const C* x, const float* x_scale,
                           O* out, int64_t num_rows, int threads) {
 #if defined(__AVX512BF16__)
     if constexpr (std::is_same_v<C, bf16>) {
-        bool is_many = !by.invariant && num_rows > few_rows(use_tiles());
-        if (is_many && by.num_columns % TILE_COLUMNS == 0)
+        if (is_worth_tiles(by, num_rows))
             return multiply_by_tiles(by, x, x_scale, bias, out, num_rows, threads);
     }
 #endif

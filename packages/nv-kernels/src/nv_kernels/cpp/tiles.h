@@ -168,3 +168,9 @@ template <typename O>
 inline void linear_tiles(const Product<bf16, O>&, int64_t, int) {}
 
 #endif
+
+// Whether this process may use AMX.
+inline bool use_tiles() {
+    static const bool permitted = may_use_tiles();
+    return permitted;
+}

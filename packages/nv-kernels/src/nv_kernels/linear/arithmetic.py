@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from nv_kernels.linear.experts.quantized import (
+    batch_invariant_quantized_experts,
+    quantized_experts,
+)
 from nv_kernels.linear.experts.weight import batch_invariant_experts, dense_experts
 from nv_kernels.linear.head import pack_head
 from nv_kernels.linear.quantized.weight import batch_invariant_quantized_weight, quantized_weight
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from nv_kernels.linear.experts.quantized import QuantizedExperts
     from nv_kernels.linear.experts.weight import DenseExperts, Experts
     from nv_kernels.linear.quantized.record import Quantized
     from nv_kernels.linear.weight import Weight
@@ -55,6 +60,7 @@ class Arithmetic:
             the record's tensors.
         experts: makes the weights of a mixture of experts of loaded values, which it may
             overwrite, laid out as the device multiplies fastest.
+        quantized_experts: makes them of records, which it may replace.
         head: makes the weight of the head, [V, E], whose product is `Weight.logits`.
         rank_sum: makes the sum over ranks that ends a layer's products.
     """
@@ -64,6 +70,7 @@ class Arithmetic:
     weight: Callable[[torch.Tensor], Weight]
     quantized: Callable[[Quantized], Weight]
     experts: Callable[[DenseExperts], Experts]
+    quantized_experts: Callable[[QuantizedExperts], Experts]
     head: Callable[[torch.Tensor], Weight]
     rank_sum: Callable[[RankGroup], RankSum]
 
@@ -90,6 +97,7 @@ FAST = Arithmetic(
     weight=dense_weight,
     quantized=quantized_weight,
     experts=dense_experts,
+    quantized_experts=quantized_experts,
     head=lambda values: Dense(pack_head(values)),
     rank_sum=lambda ranks: RankSum(ranks.all_reduce, ranks.peers),
 )
@@ -99,6 +107,7 @@ BATCH_INVARIANT = Arithmetic(
     weight=batch_invariant_weight,
     quantized=batch_invariant_quantized_weight,
     experts=batch_invariant_experts,
+    quantized_experts=batch_invariant_quantized_experts,
     head=lambda values: BatchInvariantDense(pack_head(values)),
     rank_sum=lambda ranks: RankSum(ranks.sum_in_order),  # NCCL's sums may round differently per row
 )

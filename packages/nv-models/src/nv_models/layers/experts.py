@@ -1,8 +1,9 @@
 """The router and the weights of a mixture of experts, shared out over tensor-parallel ranks.
 
 Owns the names of their tensors. Every rank holds the whole router and a part of each expert's
-width: gate and up are split as a column layer, down as a row layer. Quantized matrices of experts
-are dequantized, a matrix at a time. Never chooses a kernel: `nk.Experts` does.
+width: gate and up are split as a column layer, down as a row layer. Quantized matrices stay so, or
+are dequantized a matrix at a time if not all of a layer can. Never chooses a kernel: `nk.Experts`
+does.
 """
 
 from collections.abc import Iterator
@@ -16,10 +17,13 @@ from nv_models.layers.layer import Layer
 from nv_models.layers.linear import Linear
 from nv_models.layers.norm import RMSNorm
 from nv_models.placement import Placement
+from nv_models.quantization.experts import LoadedExperts, allocated_experts
 from nv_models.quantization.form import Region
 from nv_models.quantization.matrix import LoadedMatrix, allocated
 from nv_models.quantization.scheme import Dequantized
 from nv_models.shard import Shard
+
+REASON = "not all experts of the layer stay quantized in one kind of form without an order"
 
 
 class Router(Linear):
@@ -60,12 +64,13 @@ class ExpertMLPs(Layer):
     """The gated MLPs of all experts.
 
     Attributes:
-        gate_up: [E, 2F of this rank, K], made by `allocate` and filled by the loader.
+        loaded: the matrices, where all of them stay quantized, made by `allocate`; else None.
+        gate_up: the others, [E, 2F of this rank, K], made by `allocate` and filled by the loader.
         down: [E, K, F of this rank].
         gate_up_bias: [E, 2F of this rank] or None.
         down_bias: [E, K] or None.
-        packed: the matrices that the files have quantized, by their modules, with the places of
-            their values in the stacks; `finish` dequantizes them.
+        packed: the matrices that the files have quantized and that do not stay so, by their
+            modules, with the places of their values in the stacks; `finish` dequantizes them.
         experts: all of them and their products, made by `finish` once they are loaded.
     """
 
@@ -83,6 +88,7 @@ class ExpertMLPs(Layer):
         self.hidden_size = hidden_size
         self.placement = placement
         self.rank_sum = placement.rank_sum()
+        self.loaded: LoadedExperts | None = None
 
     def allocate(self, name: str) -> None:
         """Make the tensors that the loader fills.
@@ -90,31 +96,36 @@ class ExpertMLPs(Layer):
         Raises:
             NotImplementedError: the experts are quantized in a way that is not read.
         """
-        self._refuse_quantized(name)
+        self._refuse_stacked(name)
         count, size, width = self.kind.num_experts, self.hidden_size, len(self.kept)
         empty, has_bias = self.placement.empty, self.kind.bias
-        self.gate_up = empty(count, 2 * width, size)
-        self.down = empty(count, size, width)
         self.gate_up_bias = empty(count, 2 * width) if has_bias else None
         self.down_bias = empty(count, size) if has_bias else None
         self.packed = {}
-        scheme, at = self.placement.scheme, (self.placement.dtype, self.placement.device)
-        if scheme is None or self.kind.names.is_stacked:
+        scheme = None if self.kind.names.is_stacked else self.placement.scheme
+        dtype, device = self.placement.dtype, self.placement.device
+        if scheme is not None:
+            self.loaded = allocated_experts(self._regions(name), scheme, device)
+        if self.loaded is not None:
+            return
+        self.gate_up = empty(count, 2 * width, size)
+        self.down = empty(count, size, width)
+        if scheme is None:
             return
         for region, values in self._matrices(name):
-            if matrix := allocated([(region, None)], scheme, *at):
+            if matrix := allocated([(region, None)], scheme, dtype, device):
                 self.packed[region.module] = matrix, values
         if self.packed:
             sizes = sum(values.nbytes for _, values in self.packed.values())
             module = f"{module_of(name, self.kind)}.experts"
-            scheme.note(Dequantized((module,), sizes, "experts have no product of codes"))
+            scheme.note(Dequantized((module,), sizes, REASON))
 
-    def _refuse_quantized(self, name: str) -> None:
-        """Refuse stacks of codes, and to quantize floats that would be dequantized at once."""
+    def _refuse_stacked(self, name: str) -> None:
+        """Refuse stacks of codes."""
         scheme, module = self.placement.scheme, module_of(name, self.kind)
         shape = self.hidden_size, self.kind.width
         own = f"{module}.experts.0.{self.kind.names.down}"
-        if scheme is None or not (scheme.quantizes_floats or self.kind.names.is_stacked):
+        if scheme is None or not self.kind.names.is_stacked:
             return
         if scheme.form(Region(own, shape, range(shape[0]), self.kept)):
             raise NotImplementedError(
@@ -125,11 +136,24 @@ class ExpertMLPs(Layer):
 
     def fill_dummy(self, generator: torch.Generator) -> None:
         """Fill the tensors of quantized matrices at random."""
+        if self.loaded is not None:
+            self.loaded.fill_dummy(generator)
         for matrix, _ in self.packed.values():
             matrix.fill_dummy(generator)
 
     def finish(self) -> None:
         """Lay the matrices out as the device multiplies fastest, in place where it can be."""
+        is_first = self.placement.parallel.rank == 0
+        biases = (
+            self.gate_up_bias,
+            self.down_bias if is_first else None,
+        )  # the ranks' sum has it once
+        placement, gate = self.placement, self.kind.gate
+        if self.loaded is not None:
+            kind = placement.arithmetic
+            self.experts = self.loaded.experts(kind, placement.dtype, *biases, gate)
+            self.loaded = None
+            return
         while self.packed:
             _, (matrix, values) = self.packed.popitem()
             values.copy_(matrix.dequantized())
@@ -137,15 +161,8 @@ class ExpertMLPs(Layer):
             separate(self.gate_up)
             if self.gate_up_bias is not None:
                 separate(self.gate_up_bias)
-        is_first = self.placement.parallel.rank == 0
-        self.experts = self.placement.arithmetic.experts(
-            nk.DenseExperts(
-                self.gate_up.detach(),
-                self.down.detach(),
-                self.gate_up_bias,
-                self.down_bias if is_first else None,  # the sum over the ranks has it once
-                self.kind.gate,
-            )
+        self.experts = placement.arithmetic.experts(
+            nk.DenseExperts(self.gate_up.detach(), self.down.detach(), *biases, gate)
         )
         del self.gate_up, self.down
 
@@ -164,22 +181,33 @@ class ExpertMLPs(Layer):
         if self.kind.names.is_stacked:
             yield from self._stacks(f"{module_of(name, self.kind)}.experts")
             return
-        for region, values in self._matrices(name):
-            packed = self.packed.get(region.module)
-            yield from [region.shard(values)] if packed is None else packed[0].shards()
+        if self.loaded is not None:
+            yield from self.loaded.shards()
+        else:
+            for region, values in self._matrices(name):
+                packed = self.packed.get(region.module)
+                yield from [region.shard(values)] if packed is None else packed[0].shards()
         if self.gate_up_bias is not None and self.down_bias is not None:
             yield from self._biases(name, self.gate_up_bias, self.down_bias)
 
+    def _regions(self, name: str) -> dict[str, list[Region]]:
+        """This rank's regions of each expert's matrices, by the fields of `nk.QuantizedExperts`."""
+        names, size, width = self.kind.names, self.hidden_size, self.kind.width
+        module, whole = f"{module_of(name, self.kind)}.experts", range(size)
+        found: dict[str, list[Region]] = {"gates": [], "ups": [], "downs": []}
+        for expert in range(self.kind.num_experts):
+            own, inner, outer = f"{module}.{expert}", (width, size), (size, width)
+            found["gates"].append(Region(f"{own}.{names.gate}", inner, self.kept, whole))
+            found["ups"].append(Region(f"{own}.{names.up}", inner, self.kept, whole))
+            found["downs"].append(Region(f"{own}.{names.down}", outer, whole, self.kept))
+        return found
+
     def _matrices(self, name: str) -> Iterator[tuple[Region, torch.Tensor]]:
         """Each expert's three matrices: the region that this rank has, and its place."""
-        names, size, width = self.kind.names, self.hidden_size, self.kind.width
-        for expert in range(self.kind.num_experts):
-            own = f"{module_of(name, self.kind)}.experts.{expert}"
-            gate, up = self.gate_up[expert].chunk(2)
-            inner, whole = (width, size), range(size)
-            yield Region(f"{own}.{names.gate}", inner, self.kept, whole), gate
-            yield Region(f"{own}.{names.up}", inner, self.kept, whole), up
-            yield Region(f"{own}.{names.down}", (size, width), whole, self.kept), self.down[expert]
+        regions = zip(*self._regions(name).values(), strict=True)
+        for (gate, up, down), gate_up, values in zip(regions, self.gate_up, self.down, strict=True):
+            yield from zip((gate, up), gate_up.chunk(2), strict=True)
+            yield down, values
 
     def _biases(
         self, name: str, gate_up_bias: torch.Tensor, down_bias: torch.Tensor

@@ -63,6 +63,11 @@ class PackedForm(Form):
     has_order: bool
     scale_dtype: torch.dtype
 
+    @property
+    def is_ordered(self) -> bool:
+        """See `Form.is_ordered`."""
+        return self.has_order
+
     def tensors(self, region: Region, device: torch.device) -> dict[str, Shard]:
         """See `Form.tensors`."""
         if self.has_order and not region.has_all_columns:

@@ -1,6 +1,7 @@
 """fp8 made of a checkpoint in floats while it loads: `quantization="fp8"`.
 
-Owns the form of such a matrix. In memory there is one matrix of floats at a time.
+Owns the form of such a matrix. In memory there is one matrix of floats at a time,
+or those of one layer's experts.
 """
 
 from collections.abc import Mapping, Sequence

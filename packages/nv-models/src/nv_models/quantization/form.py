@@ -152,6 +152,11 @@ def stored(
 class Form(ABC):
     """How the files keep a matrix."""
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether columns are in an order of their own, by their groups."""
+        return False
+
     def stacks_with(self, other: "Form") -> bool:
         """Whether records of both can be one record."""
         return self == other

@@ -17,6 +17,8 @@ from nv_models.quantization.grouped import grouped_bytes
 from nv_models.quantization.scheme import Dequantized, Scheme
 from nv_models.shard import Shard
 
+MXFP4 = "MXFP4"
+"""The type of GPT-OSS's experts, which are always dequantized, and without a warning."""
 MIXED_GROUP = min(kind.group_size for kind in BLOCK_KINDS.values())
 """Columns per scale where blocks of several kinds are one record."""
 
@@ -121,8 +123,8 @@ class GGUFScheme(Scheme):
     def form(self, region: Region) -> Form | None:
         """See `Scheme.form`. A tensor that cannot stay quantized is noted for the warning."""
         kind = self._files.block_kind(f"{region.module}.weight")
-        if kind is None or not len(region.rows) or ".experts." in region.module:
-            return None  # the stacks of experts are dequantized, as they have no product in blocks
+        if kind in (None, MXFP4) or not len(region.rows):
+            return None
         reason = reason_to_dequantize(kind, region)
         if reason is None:
             return GGUFForm(kind, self._files, self._is_on_card)

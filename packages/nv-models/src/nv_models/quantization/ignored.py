@@ -6,6 +6,7 @@ a config.
 
 import re
 from collections.abc import Sequence
+from functools import cache, lru_cache
 
 
 def is_ignored(module: str, patterns: Sequence[str]) -> bool:
@@ -14,12 +15,24 @@ def is_ignored(module: str, patterns: Sequence[str]) -> bool:
     A pattern is some parts of the name (`lm_head`, `mlp.gate`, `model.layers.3`), or a regular
     expression for its beginning.
     """
-    return any(f".{each}." in f".{module}." or _begins(each, module) for each in patterns)
+    return _is_ignored(module, tuple(patterns))
 
 
-def _begins(pattern: str, module: str) -> bool:
-    """Whether a regular expression matches whole parts of the name from its beginning on."""
-    try:
-        return re.match(rf"(?:{pattern})(?:\.|$)", module) is not None
-    except re.error:  # not an expression
-        return False
+@lru_cache(1 << 16)  # a mixture of experts has tens of thousands of modules, each asked for thrice
+def _is_ignored(module: str, patterns: tuple[str, ...]) -> bool:
+    whole = f".{module}."
+    return any(f".{each}." in whole for each in patterns) or any(
+        each.match(module) is not None for each in _expressions(patterns)
+    )
+
+
+@cache
+def _expressions(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Those that match whole parts of a name from its beginning on."""
+    found = []
+    for pattern in patterns:
+        try:
+            found.append(re.compile(rf"(?:{pattern})(?:\.|$)"))
+        except re.error:  # not an expression
+            continue
+    return tuple(found)

@@ -16,6 +16,8 @@ from nv_kernels.linear.experts.gate import SWIGLU
 from nv_kernels.op import op
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nv_kernels.linear.experts.gate import Gate
     from nv_kernels.linear.experts.routing import Routing
 
@@ -41,12 +43,13 @@ def expert_gated_linear(
         The gated products [T, k, F] in x's dtype. A token's bits do not depend on the others, if
         its routing has tiles of one height.
     """
-    out = x.new_empty(*routing.experts.shape, gate_up.shape[1] // 2)
-    for expert, matrix in enumerate(gate_up):
-        tokens, slots = torch.where(routing.experts == expert)
+
+    def product(rows: torch.Tensor, expert: int) -> torch.Tensor:
         added = None if bias is None else bias[expert]
-        out[tokens, slots] = gate(batch_invariant_linear.definition(x[tokens], matrix, added))
-    return out
+        return gate(batch_invariant_linear.definition(rows, gate_up[expert], added))
+
+    count, outputs, _ = gate_up.shape
+    return by_expert(of_entries(x, routing), routing, count, outputs // 2, product)
 
 
 @op(triton="nv_kernels.linear.experts.triton_products")
@@ -64,12 +67,50 @@ def expert_linear(
     Returns:
         Partials [k, T, N] in gated's dtype, whose sum over k is the layer's result.
     """
-    out = gated.new_empty(*gated.shape[:2], down.shape[1])
-    for expert, matrix in enumerate(down):
-        tokens, slots = torch.where(routing.experts == expert)
+
+    def product(rows: torch.Tensor, expert: int) -> torch.Tensor:
         added = None if bias is None else bias[expert]
-        out[tokens, slots] = batch_invariant_linear.definition(gated[tokens, slots], matrix, added)
-    return (out * routing.weights[..., None]).transpose(0, 1).contiguous()
+        return batch_invariant_linear.definition(rows, down[expert], added)
+
+    count, outputs, _ = down.shape
+    return weighted(by_expert(gated, routing, count, outputs, product), routing)
+
+
+def of_entries(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Repeat each token for its experts, without a copy: [T, K] -> [T, k, K]."""
+    return x[:, None].expand(-1, routing.experts.shape[1], -1)
+
+
+def by_expert(
+    x: torch.Tensor,
+    routing: Routing,
+    num_experts: int,
+    outputs: int,
+    product: Callable[[torch.Tensor, int], torch.Tensor],
+) -> torch.Tensor:
+    """Multiply each entry by its expert's matrix.
+
+    Args:
+        x: [T, k, K], a row for each entry.
+        routing: of the tokens.
+        num_experts: E.
+        outputs: N.
+        product: multiplies rows [n, K] by the matrix of an expert: [n, N].
+
+    Returns:
+        [T, k, N] in x's dtype.
+    """
+    out = x.new_empty(*x.shape[:2], outputs)
+    for expert in range(num_experts):
+        tokens, slots = torch.where(routing.experts == expert)
+        if len(tokens):
+            out[tokens, slots] = product(x[tokens, slots], expert)
+    return out
+
+
+def weighted(products: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Multiply by the routing's weights: [T, k, N] -> partials [k, T, N]."""
+    return (products * routing.weights[..., None]).transpose(0, 1).contiguous()
 
 
 @op(triton="nv_kernels.linear.experts.triton_products")

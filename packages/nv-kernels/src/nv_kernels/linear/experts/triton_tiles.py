@@ -155,6 +155,22 @@ def _multiply(
         x_at, weight, matrix, first, is_real[:, None], N, K, GATED, BLOCK_M, BLOCK_N, BLOCK_K,
         STAGES, BULK,
     )  # fmt: skip
+    finish_entries(
+        gate, up, bias, scales, out, expert, first, entries, is_real, num_tokens, N, TOP_K, GATED,
+        ALPHA, LIMIT, SHIFT, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_entries(
+    gate, up, bias, scales, out, expert, first, entries, is_real, num_tokens,
+    N: tl.constexpr, TOP_K: tl.constexpr, GATED: tl.constexpr, ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr, SHIFT: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Add biases to sums [BLOCK_M, BLOCK_N] of entries, gate or weight them, and store them.
+
+    A program that multiplies without a gate has its sums in `gate`.
+    """
     outputs = first + tl.arange(0, BLOCK_N)
     inside = outputs < N
     if GATED:
@@ -173,6 +189,27 @@ def _multiply(
         places = (entries % TOP_K) * num_tokens + entries // TOP_K
     at = places[:, None].to(tl.int64) * N + outputs[None, :]
     tl.store(out + at, y.to(out.dtype.element_ty), mask=is_real[:, None] & inside[None, :])
+
+
+@triton.jit
+def order_of_slots(slots, expert, num_tokens, TOKENS: tl.constexpr):
+    """Load the slots of an expert, and number its entries from 1; 0: the token has another."""
+    tokens = tl.arange(0, TOKENS)
+    at = slots + expert * num_tokens + tokens
+    slot = tl.load(at, mask=tokens < num_tokens, other=-1).to(tl.int32)
+    chosen = (slot >= 0).to(tl.int32)
+    return slot, tl.cumsum(chosen, 0) * chosen
+
+
+@triton.jit
+def chosen_entries(
+    slot, order, start, count, TOP_K: tl.constexpr, BLOCK_M: tl.constexpr, TOKENS: tl.constexpr
+):
+    """Return an expert's BLOCK_M entries after the first `start` of `count`, and which are real."""
+    wanted = start + 1 + tl.arange(0, BLOCK_M)
+    hit = order[None, :] == wanted[:, None]
+    every = (tl.arange(0, TOKENS) * TOP_K + slot)[None, :]
+    return tl.sum(tl.where(hit, every, 0), 1), wanted <= count
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -215,21 +252,15 @@ def slots_kernel(
     first = (tl.program_id(0) % tiles_n) * BLOCK_N
     if not EARLY:
         wait_for_previous(PDL)
-    tokens = tl.arange(0, TOKENS)
-    at = slots + expert * num_tokens + tokens
-    slot = tl.load(at, mask=tokens < num_tokens, other=-1).to(tl.int32)
-    chosen = (slot >= 0).to(tl.int32)
-    order = tl.cumsum(chosen, 0)  # of an entry in its expert, from 1
-    count = tl.sum(chosen, 0)
+    slot, order = order_of_slots(slots, expert, num_tokens, TOKENS)
+    count = tl.max(order, 0)
     if EARLY:
         wait_for_previous(PDL)
     for start in range(0, count, BLOCK_M):
-        wanted = start + 1 + tl.arange(0, BLOCK_M)
-        hit = (order * chosen)[None, :] == wanted[:, None]
-        entries = tl.sum(tl.where(hit, (tokens * TOP_K + slot)[None, :], 0), 1)
+        entries, is_real = chosen_entries(slot, order, start, count, TOP_K, BLOCK_M, TOKENS)
         _multiply(
-            x, weight, bias, scales, out, expert, first, entries, wanted <= count, num_tokens, N, K,
-            TOP_K, GATED, ALPHA, LIMIT, SHIFT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, BULK,
+            x, weight, bias, scales, out, expert, first, entries, is_real, num_tokens, N, K, TOP_K,
+            GATED, ALPHA, LIMIT, SHIFT, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, BULK,
         )  # fmt: skip
 
 

@@ -64,14 +64,7 @@ class TritonExperts(DenseExperts):
         dtype: torch.dtype | None = None,
     ) -> Routing:
         """See `Experts.route`."""
-        num_tokens, num_experts = logits.shape[-2:]
-        if num_tokens <= FEW_TOKENS:
-            return route(logits, top_k, normalised, dtype=dtype)
-        tile = tile_height(num_tokens * top_k, num_experts)
-        if num_tokens > MOST_SLOTS:
-            return route(logits, top_k, normalised, tile, dtype=dtype)
-        tile = min(tile, MOST_SLOTS_TILE)
-        return route(logits, top_k, normalised, tile, is_sorted=False, dtype=dtype)
+        return fast_route(logits, top_k, normalised, dtype)
 
     def partials(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """See `Experts.partials`."""
@@ -101,6 +94,20 @@ def in_tiles(by: DenseExperts, x: torch.Tensor, routing: Routing) -> torch.Tenso
     """Multiply by tiles, one kernel after the other: [T, K] -> [k, T, K]."""
     gated = tiles(x.contiguous(), by.gate_up, by.gate_up_bias, routing, by.gate)
     return tiles(gated, by.down, by.down_bias, routing, None, is_after_gated=True)
+
+
+def fast_route(
+    logits: torch.Tensor, top_k: int, normalised: bool, dtype: torch.dtype | None
+) -> Routing:
+    """Choose experts as `nk.route`, and how a product finds the entries, by their number."""
+    num_tokens, num_experts = logits.shape[-2:]
+    if num_tokens <= FEW_TOKENS:
+        return route(logits, top_k, normalised, dtype=dtype)
+    tile = tile_height(num_tokens * top_k, num_experts)
+    if num_tokens > MOST_SLOTS:
+        return route(logits, top_k, normalised, tile, dtype=dtype)
+    tile = min(tile, MOST_SLOTS_TILE)
+    return route(logits, top_k, normalised, tile, is_sorted=False, dtype=dtype)
 
 
 def tile_height(num_entries: int, num_experts: int) -> int:

@@ -30,13 +30,14 @@ ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to an integer, 
 
 
 @triton.jit
-def _scale_of(sizes, LARGEST: tl.constexpr):
+def scale_of(sizes, LARGEST: tl.constexpr):
+    """Return the scale of columns whose largest |x| is given; LARGEST is that of a code."""
     scale = tl.div_rn(sizes, LARGEST)
     return tl.where(scale == 0.0, 1.0, scale)
 
 
 @triton.jit
-def _quotient(values, scale):
+def quotient(values, scale):
     """Return values / scale, correctly rounded, in a few instructions (Markstein 1990)."""
     if INTERPRETED:  # it has no fused multiply-add
         return tl.div_rn(values, scale)
@@ -51,7 +52,8 @@ def _quotient(values, scale):
 
 
 @triton.jit
-def _codes_of(values, LARGEST: tl.constexpr, IS_INT: tl.constexpr, CODE: tl.constexpr):
+def codes_of(values, LARGEST: tl.constexpr, IS_INT: tl.constexpr, CODE: tl.constexpr):
+    """Round quotients to codes of a type, ties to even."""
     if IS_INT:
         return tl.clamp((values + ROUND) - ROUND, -128.0, 127.0).to(tl.int8)
     else:
@@ -99,14 +101,14 @@ def tokens_kernel(
         groups: tl.constexpr = (E + 127) // 128
         block = tl.arange(0, BLOCK_E // 128)
         pieces = tl.reshape(values, (BLOCK_E // 128, 128))
-        scale = _scale_of(tl.max(tl.abs(pieces), 1), LARGEST)
+        scale = scale_of(tl.max(tl.abs(pieces), 1), LARGEST)
         tl.store(scales + block * num_rows + row, scale, mask=block < groups)
-        quotients = tl.reshape(_quotient(pieces, scale[:, None]), (BLOCK_E,))
+        quotients = tl.reshape(quotient(pieces, scale[:, None]), (BLOCK_E,))
     else:
-        scale = fixed if INPUTS == "fixed" else _scale_of(tl.max(tl.abs(values), 0), LARGEST)
+        scale = fixed if INPUTS == "fixed" else scale_of(tl.max(tl.abs(values), 0), LARGEST)
         tl.store(scales + row, scale)
-        quotients = _quotient(values, scale)
-    found = _codes_of(quotients, LARGEST, IS_INT, codes.dtype.element_ty)
+        quotients = quotient(values, scale)
+    found = codes_of(quotients, LARGEST, IS_INT, codes.dtype.element_ty)
     tl.store(codes + at, found, mask=mask)
 
 

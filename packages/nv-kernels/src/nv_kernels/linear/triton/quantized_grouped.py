@@ -38,7 +38,7 @@ def _bytes_of_units(codes, units, chunk, CHUNKS: tl.constexpr, BLOCK_N: tl.const
 
 
 @triton.jit
-def _e4m3(codes):
+def values_of_e4m3(codes):
     """Return the values of e4m3 codes in fp32, by integer operations that every card has."""
     bits = codes.to(tl.uint32)
     size = ((bits & 127) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
@@ -86,7 +86,7 @@ def _half_chunk(
 
 
 @triton.jit
-def _chunk(
+def chunk_values(
     codes, scale, offset, units, rows, chunk, STRIDE,
     CHUNKS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, KIND: tl.constexpr,
     OFFSET: tl.constexpr, BLOCK_N: tl.constexpr, ASM: tl.constexpr,
@@ -109,8 +109,8 @@ def _chunk(
         low = tl.load(codes + at)
         high = tl.load(codes + at + HALF)
     if KIND == "e4m3":
-        low = _e4m3(low)
-        high = _e4m3(high)
+        low = values_of_e4m3(low)
+        high = values_of_e4m3(high)
     ADDED: tl.constexpr = 128 if KIND == "4" and ASM else 0
     low = _half_chunk(
         low.to(tl.float32), scale, offset, rows, first, STRIDE, GROUP, GROUPS, KIND, OFFSET, ADDED
@@ -141,7 +141,7 @@ def _part(
         else:
             x_low = tl.load(x_at + start, mask=start + column < K, other=0.0)
             x_high = tl.load(x_at + start + HALF, mask=start + HALF + column < K, other=0.0)
-        low, high = _chunk(
+        low, high = chunk_values(
             codes, scale, offset, units, rows, chunk, STRIDE, CHUNKS, GROUP, GROUPS, KIND, OFFSET,
             BLOCK_N, ASM,
         )  # fmt: skip
@@ -230,7 +230,7 @@ def dequantize_kernel(
     tile = tl.program_id(1)
     units = tl.minimum(tile * (BLOCK_N // 16) + tl.arange(0, BLOCK_N // 16), STRIDE // 16 - 1)
     outputs = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    low, high = _chunk(
+    low, high = chunk_values(
         codes, scale, offset, units, tl.minimum(outputs, STRIDE - 1), chunk, STRIDE, CHUNKS, GROUP,
         GROUPS, KIND, OFFSET, BLOCK_N, ASM,
     )  # fmt: skip
@@ -280,7 +280,7 @@ def grouped(
         grid = (cdiv(tokens, form.block_m) * cdiv(rows, form.block_n), programs)
         grouped_kernel[grid](
             x, *_tensors(weight), x if bias is None else bias, out, tokens, rows, stride,
-            weight.num_columns, chunks, steps, parts // programs, *_constants(weight),
+            weight.num_columns, chunks, steps, parts // programs, *constants_of(weight),
             form.block_m, form.block_n, form.band, form.stages, gated, bias is not None, x.is_cuda,
             num_warps=form.warps, **dependent_launch(x),
         )  # fmt: skip
@@ -294,7 +294,7 @@ def dequantize(weight: LaidOut, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(rows, columns, dtype=dtype, device=weight.codes.device)
     grid = (padded // CHUNK, cdiv(rows, 64))
     dequantize_kernel[grid](
-        *_tensors(weight), out, rows, stride, columns, padded // CHUNK, *_constants(weight), 64,
+        *_tensors(weight), out, rows, stride, columns, padded // CHUNK, *constants_of(weight), 64,
         out.is_cuda, num_warps=4, **dependent_launch(out),
     )  # fmt: skip
     return out
@@ -305,8 +305,8 @@ def _tensors(weight: LaidOut) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return weight.codes, weight.scale, offset
 
 
-def _constants(weight: LaidOut) -> tuple[int, int, str, str]:
-    """Return the group's size, the number of groups, the kind and how there is an offset."""
+def constants_of(weight: LaidOut) -> tuple[int, int, str, str]:
+    """Return a kernel's GROUP, GROUPS, KIND and OFFSET."""
     groups = weight.scale.shape[0]
     group = next_power_of_2(weight.padded[1]) if groups == 1 else weight.group
     offset = "none" if weight.offset is None else "zeros" if weight.has_zeros else "floats"

@@ -120,7 +120,7 @@ def lay_out_grouped(record: Grouped) -> LaidOut:
     codes = record.codes
     if record.bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), dim=-1).view(rows, columns)
-    codes = _padded(codes)
+    codes = padded(codes)
     if record.bits == 4:
         codes = interleave(codes)
     offset = record.offset
@@ -138,7 +138,7 @@ def lay_out_grouped(record: Grouped) -> LaidOut:
 def lay_out_fp8(record: Fp8) -> LaidOut:
     """Lay out e4m3 codes for products that do not quantize x."""
     rows, columns = record.shape
-    codes = _padded(record.codes.view(torch.uint8))
+    codes = padded(record.codes.view(torch.uint8))
     group = CHUNK if record.has_blocks else columns
     return LaidOut(codes, _beside(record.row_scale()), None, "e4m3", rows, columns, group)
 
@@ -157,7 +157,8 @@ def interleave(codes: torch.Tensor) -> torch.Tensor:
     return bits.permute(0, 3, 4, 2, 7, 5, 6, 1, 8).reshape(rows // UNIT_ROWS, -1, 1024)
 
 
-def _padded(codes: torch.Tensor) -> torch.Tensor:
+def padded(codes: torch.Tensor) -> torch.Tensor:
+    """Pad codes [N, K], one per byte, with code 0."""
     rows, columns = codes.shape
     if rows % ROWS == 0 and columns % CHUNK == 0:
         return codes.contiguous()
