@@ -11,6 +11,8 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,15 +107,20 @@ class Measured:
         return statistics.median(found[1:]) * 1e3
 
     def load(self, count: int, loras: list[LoRARequest], late: LoRARequest) -> dict[str, float]:
-        """The longest step while an adapter is read and loaded beside rows that decode."""
-        many = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        """The longest step while an adapter is read and loaded beside rows that decode.
+
+        Beside it that of requests whose adapter is loaded: the step that takes the first one in
+        runs eagerly, that of the second is captured, and from the third on it is replayed.
+        """
+        many = SamplingParams(temperature=0, max_tokens=450, ignore_eos=True)
         few = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         result = {}
         for prompt in self.prompts(count - 1, PROMPT):
             self.llm.add_request(prompt, many, lora_request=loras[0])
         for _ in range(8):
             self.llm.step()
-        for name, request in (("warm", loras[0]), ("resident", loras[0]), ("loaded", late)):
+        resident = [(name, loras[0]) for name in ("eager", "captured", "resident")]
+        for name, request in (*resident, ("loaded", late)):
             times, ended = [], False
             (prompt,) = self.prompts(1, 16)
             own = self.llm.add_request(prompt, few, lora_request=request)
@@ -134,17 +141,26 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-8b")
     parser.add_argument("--tiny", action="store_true", help="a tiny shape on a CPU: a dry run")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then no new case")
     parser.add_argument("--save")
     args = parser.parse_args()
+    end = time.monotonic() + args.seconds
 
     bandwidth = 1e10 if args.tiny else read_ceiling()
     model = model_folder(args.model, **(TINY if args.tiny else {}))
     rows, long, slots = (8, 100, 4) if args.tiny else (64, 1024, 32)
     figures: dict[str, Any] = {"model": args.model, "prompt_len": PROMPT, "rows": rows}
+    figures["repeats"] = args.repeats
+    cases: dict[str, tuple[str, float, int]] = {}
+
+    def measure(name: str, of: str, work: Callable[[], float], read: int) -> None:
+        """Note the milliseconds of a case, the one to compare with, and the bytes of adapters."""
+        if time.monotonic() < end:
+            cases[name] = of, work(), read
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         loras = write_adapters(folder, model, 16, slots + 1)
-        large = write_adapters(folder, model, 64, 8)
         plain = Measured(model, args)
         base = {
             "batch 1": plain.decode(1, []),
@@ -155,27 +171,27 @@ def main() -> None:
         del plain
         adapted = Measured(model, args, enable_lora=True, max_loras=slots, max_cpu_loras=slots + 1)
         size = (folder / "rank16.safetensors").stat().st_size
-        cases = {
-            "batch 1, none": ("batch 1", adapted.decode(1, []), 0),
-            f"batch {rows}, none": (f"batch {rows}", adapted.decode(rows, []), 0),
-            "batch 1, one": ("batch 1", adapted.decode(1, loras[:1]), size),
-        }
-        for count in (1, 8, 32):
+        for count in (8, 32, 1):
             mixed = loras[: min(count, slots)]
-            key = f"batch {rows}, {count} mixed"
-            milliseconds = adapted.decode(rows, mixed)
-            cases[key] = (f"batch {rows}", milliseconds, size * len(mixed))
+            work = partial(adapted.decode, rows, mixed)
+            measure(f"batch {rows}, {count} mixed", f"batch {rows}", work, size * len(mixed))
+        measure("batch 1, one", "batch 1", partial(adapted.decode, 1, loras[:1]), size)
+        if time.monotonic() < end:
+            figures["longest_over_median_step"] = adapted.load(rows, loras, loras[-1])
         mixed = loras[: min(8, slots)]
-        milliseconds = adapted.prefill(rows, long, mixed)
-        cases["prefill, 8 mixed"] = ("prefill", milliseconds, size * len(mixed))
-        figures["longest_over_median_step"] = adapted.load(rows, loras, loras[-1])
+        work = partial(adapted.prefill, rows, long, mixed)
+        measure("prefill, 8 mixed", "prefill", work, size * len(mixed))
+        measure("batch 1, none", "batch 1", partial(adapted.decode, 1, []), 0)
+        measure(f"batch {rows}, none", f"batch {rows}", partial(adapted.decode, rows, []), 0)
         adapted.llm.close()
-        del adapted
-        adapted = Measured(model, args, enable_lora=True, max_loras=8, max_lora_rank=64)
-        size = (folder / "rank64.safetensors").stat().st_size
-        key = f"batch {rows}, 8 mixed, rank 64"
-        cases[key] = (f"batch {rows}", adapted.decode(rows, large), size * 8)
-        adapted.llm.close()
+        del adapted, work
+        if time.monotonic() < end:
+            large = write_adapters(folder, model, 64, 8)
+            adapted = Measured(model, args, enable_lora=True, max_loras=8, max_lora_rank=64)
+            size = (folder / "rank64.safetensors").stat().st_size
+            work = partial(adapted.decode, rows, large)
+            measure(f"batch {rows}, 8 mixed, rank 64", f"batch {rows}", work, size * 8)
+            adapted.llm.close()
     figures["base_ms"] = {name: round(value, 3) for name, value in base.items()}
     figures["cases"] = {
         name: {

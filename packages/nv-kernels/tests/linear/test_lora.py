@@ -9,9 +9,11 @@ from nv_kernels import reference
 from nv_kernels.linear.lora import triton_expand, triton_plan, triton_shrink
 from nv_kernels.linear.lora import weight as lora_weight
 from nv_kernels.linear.lora.weight import Adapted
+from nv_kernels.linear.triton import product as choice
+from nv_kernels.linear.triton.dot import dot, dot_kernel
 from nv_kernels.linear.triton.gemv import GemvAdapters, gemv, gemv_kernel
 from nv_kernels.linear.triton.weight import TritonDense
-from nv_kernels.linear.tuned import Gemv
+from nv_kernels.linear.tuned import Dot, Gemv, choose_adapted
 from nv_kernels.linear.weight import BatchInvariantDense, Dense
 from torch.nn import functional
 
@@ -79,6 +81,7 @@ class TestPlan:
         adapters = torch.tensor([1, -1, 0, 1, 1, -1, 1], dtype=torch.int32)
         plan = nk.lora_plan(adapters, 3, 2)
         assert plan.tile_adapters.tolist() == [0, 1, 1, -1, -1]
+        assert plan.present[:3].tolist() == [2, 0, 1]
         assert plan.places.tolist() == [2, -1, 0, 3, 4, 6, 1, 5, -1, -1]
         groups = [(adapter, tokens.tolist()) for adapter, tokens in plan.groups()]
         assert groups == [(0, [2]), (1, [0, 3]), (1, [4, 6])]
@@ -99,7 +102,10 @@ class TestPlan:
         expected = reference.lora_plan(adapters, NUM_ADAPTERS, tile, True)
         assert torch.equal(found.tile_adapters, expected.tile_adapters)
         assert torch.equal(found.places, expected.places)
-        assert found[3:6] == expected[3:6] == (tile, NUM_ADAPTERS, True)
+        assert found[5:8] == expected[5:8] == (tile, NUM_ADAPTERS, True)
+        count = int(expected.present[0])
+        assert count == len(adapters[adapters >= 0].unique())
+        assert torch.equal(found.present[: count + 1], expected.present[: count + 1])
 
     @on_device
     def test_every_token_has_one_adapter(self):
@@ -258,26 +264,25 @@ class TestProducts:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("num_tokens", [1, 2])
     def test_few_tokens(self, num_tokens, dtype, monkeypatch):
-        monkeypatch.setattr(triton_shrink, "FEW_BLOCK_K", 128)
+        monkeypatch.setattr(triton_shrink, "FEW_SPAN", 128)
         x, lora = draw(num_tokens, 300, dtype=dtype), matrices((64, 16, 24), 300, dtype)
         adapters = torch.tensor([3, -1][:num_tokens], dtype=torch.int32, device=DEVICE)
         hidden = triton_shrink.shrink_few(x, lora.a, adapters)
-        assert len(hidden) == 4 - num_tokens
+        assert len(hidden) == 3
         expected = x[:1].double() @ lora.a[3].double().T
         assert error(hidden.sum(0)[:1], expected) < 1e-5
         assert not hidden[:, 1:].any()
-        norm = Norm(300, dtype)
-        seen = x.double() * torch.rsqrt(x.double().pow(2).mean(1, keepdim=True) + norm.eps)
-        seen = seen * norm.weight.double()
-        hidden = triton_shrink.shrink_few(x, lora.a, adapters, (norm.weight, norm.eps))
-        assert error(hidden.sum(0)[:1], seen[:1] @ lora.a[3].double().T) < 1e-5
+        scale = Norm(300, dtype).weight
+        hidden = triton_shrink.shrink_few(x, lora.a, adapters, scale)
+        expected = (x[:1].double() * scale.double()) @ lora.a[3].double().T
+        assert error(hidden.sum(0)[:1], expected) < 1e-5
 
     @on_device
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("num_tokens", [1, 2])
     @pytest.mark.parametrize("gated", [False, True])
-    def test_in_the_epilogue_of_a_vector_product(self, num_tokens, gated, dtype, monkeypatch):
-        monkeypatch.setattr(triton_shrink, "FEW_BLOCK_K", 128)
+    def test_in_a_vector_product(self, num_tokens, gated, dtype, monkeypatch):
+        monkeypatch.setattr(triton_shrink, "FEW_SPAN", 128)
         parts = (44, 44) if gated else (64, 16, 24)
         x, lora = draw(num_tokens, 300, dtype=dtype), matrices(parts, 300, dtype)
         adapters = torch.tensor([3, -1][:num_tokens], dtype=torch.int32, device=DEVICE)
@@ -293,16 +298,43 @@ class TestProducts:
         without = gemv(Gemv(8, 256, 4), x, values, gated=gated)
         assert torch.equal(found[1:], without[1:])
 
+    @on_device
+    @pytest.mark.parametrize("split_k", [1, 2])
+    @pytest.mark.parametrize("swap", [False, True])
+    @pytest.mark.parametrize(("gated", "rank"), [(False, 16), (False, 128), (True, 16), (True, 64)])
+    def test_in_a_product_on_the_tensor_cores(self, gated, rank, swap, split_k):
+        """Adapters of several iterations, in one and in two programs along K."""
+        if gated and split_k > 1:
+            return
+        dtype, parts = torch.bfloat16, (96, 96) if gated else (128, 64)
+        x, lora = draw(20, 256, dtype=dtype), matrices(parts, 256, dtype, rank=rank)
+        plan = reference.lora_plan(adapters_of(20), NUM_ADAPTERS, 16)
+        values = draw(192, 256, dtype=dtype, seed=6, scale=0.1)
+        form = Dot(32, 64, 64, split_k, 2, swap, 4)
+        found = dot(form, x, values, gated=gated, adapters=(lora, plan))
+        assert not plan.ready.any()
+        without = dot(form, x, values, gated=gated)
+        expected = x.double() @ values.double().T + truth(x, plan.adapters, lora)
+        if gated:
+            gate, up = expected.chunk(2, 1)
+            expected = functional.silu(gate) * up
+        chosen = (plan.adapters >= 0).nonzero()[:, 0]
+        others = (plan.adapters < 0).nonzero()[:, 0]
+        if split_k > 1:
+            found, without = found.sum(0), without.sum(0)
+        assert error(found[chosen], expected[chosen]) < CLOSE[dtype]
+        assert torch.equal(found[others], without[others])
+
 
 @on_device
-@pytest.mark.parametrize("num_tokens", [1, 2, 9])
+@pytest.mark.parametrize("num_tokens", [1, 2, 9, 20])
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_weight_on_a_card(num_tokens, gated, monkeypatch):
     """Every method of a weight of bf16, from one token to many."""
     for name in ("lora_shrink", "lora_expand", "lora_expand_gated"):
         module = triton_shrink if name == "lora_shrink" else triton_expand
         monkeypatch.setattr(lora_weight, name, vars(module)[name])
-    dtype, parts = torch.bfloat16, (64, 64) if gated else (64, 32, 32)
+    dtype, parts = torch.bfloat16, (64, 64) if gated or num_tokens == 20 else (64, 32, 32)
     x, lora = draw(num_tokens, 128, dtype=dtype), matrices(parts, 128, dtype)
     plan = reference.lora_plan(adapters_of(num_tokens, seed=4), NUM_ADAPTERS, 16)
     values = draw(128, 128, dtype=dtype, seed=6, scale=0.1)
@@ -316,22 +348,52 @@ def test_a_weight_on_a_card(num_tokens, gated, monkeypatch):
         assert error(stream.hidden, expected) < CLOSE[dtype]
 
 
-SIZES = {"num_tokens": "i32", "tiles": "i32", "N": "i32", "a_stride": "i32", "b_stride": "i32",
-         "lora_stride": "i32", "eps": "fp32", "out": "*fp32", "hidden": "*fp32"}  # fmt: skip
-INTEGERS = ("adapters", "places", "tile_adapters")
+@outer_only
+def test_products_that_have_adapters_in_their_kernel(monkeypatch):
+    monkeypatch.setattr(choice, "is_hopper", lambda x: True)
+    bf16 = torch.bfloat16
+
+    def form(tokens, parts, dtype=bf16, lora_dtype=bf16, *, gated=False):
+        x, values = (draw(n, 128, dtype=dtype, device="cpu") for n in (tokens, sum(parts)))
+        lora = matrices(parts, 128, lora_dtype, "cpu")
+        return choice.adapted_form(x, values, lora, gated=gated)
+
+    assert isinstance(form(2, (96, 32)), Gemv)
+    assert isinstance(form(3, (64, 128)), Dot)
+    assert isinstance(form(64, (96, 96), gated=True), Dot)
+    assert form(3, (96, 32)) is None  # a tile would be of two parts
+    assert form(3, (80,)) is None
+    assert form(65, (64, 64)) is None
+    assert form(0, (64, 64)) is None
+    assert form(3, (64, 64), lora_dtype=torch.float32) is None
+    assert form(3, (64, 64), torch.float32, torch.float32) is None
+    assert form(3, (16, 16, 16, 16)) is None
+    monkeypatch.setattr(choice, "is_hopper", lambda x: False)
+    assert form(3, (64, 64)) is None
 
 
-def compiled(kernel, capability, dtype="bf16", warps=4, **constants):
-    types = {}
+SIZES = dict.fromkeys(
+    ("num_tokens", "tiles", "a_tiles", "N", "M", "a_stride", "b_stride", "lora_stride"), "i32"
+) | {"eps": "fp32", "out": "*fp32", "hidden": "*fp32"}
+INTEGERS = ("adapters", "places", "tile_adapters", "present", "ready")
+
+
+def compiled(kernel, capability, dtype="bf16", warps=4, types=None, **constants):
+    types = dict(types or {})
     for name in kernel.arg_names:
+        if name in types:
+            continue
         if name in INTEGERS:
             types[name] = "*i32"
         elif name in SIZES:
             types[name] = SIZES[name]
         elif name.islower():
             types[name] = f"*{dtype}"
-    constants["PDL"] = capability >= 90
-    divisible = [name for name in types if types[name].startswith("*") or "stride" in name]
+    if "PDL" in kernel.arg_names:
+        constants["PDL"] = capability >= 90
+    divisible = [
+        name for name in types if types[name].startswith("*") or "stride" in name or name == "N"
+    ]
     made = compile_for(kernel, types, constants, capability, divisible, num_warps=warps)
     assert_fits(made, capability)
     return made
@@ -353,27 +415,56 @@ class TestAheadOfTime:
 
     @pytest.mark.parametrize("norm", [False, True])
     def test_shrink_of_few(self, capability, norm):
-        compiled(
+        made = compiled(
             triton_shrink.shrink_few_kernel, capability, K=4096, ROWS=48,
-            BLOCK_K=triton_shrink.FEW_BLOCK_K, SPAN=4096, NORM=norm,
+            SPAN=4096, BLOCK_K=4096, NORM=norm,
         )  # fmt: skip
+        if capability == 90:  # A is loaded before the wait
+            before, after = made.ptx.split("griddepcontrol.wait", 1)
+            assert before.count("ld.global") > after.count("ld.global") > 0
 
-    @pytest.mark.parametrize(("block_m", "rank", "splits"), [(16, 16, 8), (64, 64, 1)])
+    @pytest.mark.parametrize(("block_m", "rank", "splits"), [(16, 16, 8), (64, 64, 2)])
     def test_expand(self, capability, block_m, rank, splits):
         blocks = {"BLOCK_M": block_m, "BLOCK_N": triton_expand.BLOCK_N, "BLOCK_R": rank}
+        warps = 8 if block_m == 64 else 4
         compiled(
-            triton_expand.expand_kernel, capability, N0=4096, N1=1024, N2=1024, R=rank,
+            triton_expand.expand_kernel, capability, warps=warps, N0=4096, N1=1024, N2=1024, R=rank,
             ROWS=3 * rank, SPLITS=splits, **blocks,
         )  # fmt: skip
         compiled(
-            triton_expand.expand_gated_kernel, capability, F=12288, R=rank, SPLITS=splits,
-            **blocks,
+            triton_expand.expand_gated_kernel, capability, warps=warps, F=12288, R=rank,
+            SPLITS=splits, **blocks,
         )  # fmt: skip
 
     @pytest.mark.parametrize("gated", [False, True])
     def test_vector_product(self, capability, gated):
-        compiled(
+        made = compiled(
             gemv_kernel, capability, warps=8, K=4096, BLOCK_K=2048, ROWS=1, TOKENS=1,
             NORM=gated, GATED=gated, RESIDUAL=not gated, BIAS=False, EVEN=True, RANK=16,
             PARTS=2 if gated else 1, SPLITS=4, N0=12288, N1=24576,
         )  # fmt: skip
+        if capability == 90:  # B is loaded before the wait, as the weight
+            assert "evict_first" not in made.ptx.split("griddepcontrol.wait", 1)[1]
+
+
+@outer_only
+@pytest.mark.parametrize("tokens", [16, 32, 64])
+@pytest.mark.parametrize("rank", [16, 64])
+@pytest.mark.parametrize(
+    ("rows", "columns", "parts"),
+    [(6144, 4096, (4096, 1024, 1024)), (4096, 4096, (4096,)), (24576, 4096, (12288, 12288)),
+     (4096, 12288, (4096,)), (2048, 1024, (2048,))],
+)  # fmt: skip
+def test_dot_with_adapters_compiles_ahead_of_time(rows, columns, parts, rank, tokens):
+    gated = len(parts) == 2
+    form = choose_adapted(tokens, rows, columns, gated)
+    types = {"out": "*fp32"} if form.split_k > 1 else {"out": "*bf16"}
+    width = rank * (2 if gated else 1)
+    made = compiled(
+        dot_kernel, 90, warps=form.warps, types=types, K=columns, BLOCK_M=form.block_m,
+        BLOCK_N=form.block_n, BLOCK_K=form.block_k, SPLIT_K=form.split_k, STAGES=form.stages,
+        GATED=gated, SWAP=form.swap, EVEN=True, TRIGGER=form.trigger, PREFETCH=form.prefetch,
+        RANK=rank, PARTS=len(parts), N0=parts[0], N1=sum(parts[:2]),
+        BLOCK_S=64 // min(64, width), BLOCK_W=min(64, width),
+    )  # fmt: skip
+    assert made.ptx.count("wgmma.mma_async") > 1

@@ -312,7 +312,8 @@ def test_dot_compiles_ahead_of_time(key, capability):
          "BLOCK_K": form.block_k, "SPLIT_K": form.split_k, "STAGES": form.stages, "GATED": gated,
          "SWAP": form.swap, "EVEN": rows % form.block_n == 0,
          "TRIGGER": form.trigger if capability >= 90 else 0,
-         "PREFETCH": form.prefetch and capability >= 90},
+         "PREFETCH": form.prefetch and capability >= 90, "RANK": 0, "PARTS": 0, "N0": 0,
+         "N1": 0, "BLOCK_S": 0, "BLOCK_W": 0},
         capability, divisible=("x", "weight", "out", "N"), num_warps=form.warps,
     )  # fmt: skip
     assert_fits(compiled, capability)

@@ -26,11 +26,14 @@ class Gemv:
         rows: weight rows per program.
         block_k: columns per load, 256 per warp: warps * 256 divides a row among all warps.
         warps: warps per program.
+        registers: per thread, at most, with an adapter: as many as without, so that no fewer
+            programs run at once. None: as the compiler likes.
     """
 
     rows: int
     block_k: int
     warps: int
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
     # Qwen3-8B
     (1, 1, 6144, 4096, False): Gemv(4, 1024, 4),
     (1, 1, 4096, 4096, False): Gemv(1, 2048, 8),
-    (1, 1, 24576, 4096, True): Gemv(1, 2048, 8),
+    (1, 1, 24576, 4096, True): Gemv(1, 2048, 8, registers=48),
     (1, 1, 4096, 12288, False): Gemv(1, 2048, 8),
     (3, 16, 6144, 4096, False): Dot(16, 64, 128, 2, 3, True, 4, trigger=3),
     (3, 16, 4096, 4096, False): Dot(16, 64, 128, 4, 4, True, 4, trigger=1, prefetch=True),
@@ -125,7 +128,7 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
     (3, 16, 4096, 12288, False): Dot(16, 64, 128, 4, 3, True, 4, trigger=3),
     (17, 64, 6144, 4096, False): Library(),
     (17, 64, 4096, 4096, False): Dot(64, 64, 64, 4, 6, True, 4, trigger=1, prefetch=True),
-    (17, 64, 24576, 4096, True): Dot(64, 64, 128, 1, 4, True, 4),
+    (17, 64, 24576, 4096, True): Dot(64, 64, 64, 1, 4, False, 4),
     (17, 64, 4096, 12288, False): Dot(64, 128, 64, 4, 5, True, 8),
     (65, 128, 24576, 4096, True): Dot(128, 128, 64, 1, 3, False, 4),
     # Qwen3-30B-A3B
@@ -135,6 +138,16 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
     (1, 2, 151936, 1024, False): Gemv(4, 1024, 8),
     (3, 16, 151936, 1024, False): Dot(16, 128, 128, 1, 3, True, 8, trigger=3),
     (17, 64, 151936, 1024, False): Dot(64, 128, 64, 1, 5, True, 8, trigger=3),
+}
+
+# The same with adapters, measured on an H200. All programs should fit on the card at once, also
+# those that multiply by the A of 32 adapters.
+ADAPTED: dict[tuple[int, int, int, int, bool], Dot] = {
+    # Qwen3-8B
+    (17, 64, 6144, 4096, False): Dot(64, 64, 128, 2, 3, False, 4),
+    (17, 64, 4096, 4096, False): Dot(64, 64, 64, 4, 4, False, 4),
+    (17, 64, 24576, 4096, True): Dot(64, 64, 64, 1, 3, False, 4),
+    (17, 64, 4096, 12288, False): Dot(64, 64, 64, 4, 4, False, 4),
 }
 
 
@@ -159,6 +172,36 @@ def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> For
     if num_tokens <= SLAB_TOKENS:
         return _slab(num_tokens, rows, columns, gated)
     return Library()
+
+
+@lru_cache(4096)
+def choose_adapted(num_tokens: int, rows: int, columns: int, gated: bool = False) -> Dot | None:
+    """Choose the form for a product of more tokens than a vector's with adapters in it.
+
+    Args:
+        num_tokens: T.
+        rows: N of the weight, gate and up together where gated.
+        columns: K.
+        gated: the product ends in silu(gate) * up.
+
+    Returns:
+        The measured form; that of the product alone, if it is a Dot; a Dot by rule up to 64 tokens;
+        None: the adapters' product is a launch of its own.
+    """
+    if num_tokens > SLAB_TOKENS:
+        return None
+    for (least, most, *shape), form in ADAPTED.items():
+        if least <= num_tokens <= most and shape == [rows, columns, gated]:
+            return form
+    alone = choose(num_tokens, rows, columns, gated)
+    if isinstance(alone, Dot):
+        return alone
+    if rows % 64 or columns % 64:
+        return None
+    block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    splits = [1] if gated else [n for n in (1, 2, 4, 8) if columns // 64 % n == 0]
+    split_k = min(splits, key=lambda n: abs(rows // 64 * n - 2 * PROCESSORS))
+    return Dot(block_m, 64, 64, split_k, 3, swap=block_m < 64, warps=4)
 
 
 def _gemv(outputs: int, columns: int, gated: bool) -> Form:

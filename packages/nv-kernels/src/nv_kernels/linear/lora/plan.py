@@ -31,6 +31,10 @@ class LoraPlan(NamedTuple):
         places: [P * tile] int32, the tokens in P tiles: a tile has tokens of one adapter in
             ascending order, padded with -1. Tokens without an adapter are in the last tiles.
         tile_adapters: [P] int32, the adapter of each tile; NO_ADAPTER: none.
+        present: [S + 1] int32, how many adapters the tokens have together, and then these,
+            ascending. The rest is undefined.
+        ready: [2] int32 zeros, by which the programs of a kernel wait for each other; they leave
+            zeros again.
         tile: tokens per tile.
         num_adapters: S, above every adapter.
         is_batch_invariant: a token's bits must not depend on the other tokens: neither tiles nor
@@ -41,6 +45,8 @@ class LoraPlan(NamedTuple):
     adapters: torch.Tensor
     places: torch.Tensor
     tile_adapters: torch.Tensor
+    present: torch.Tensor
+    ready: torch.Tensor
     tile: int
     num_adapters: int
     is_batch_invariant: bool = False
@@ -92,16 +98,23 @@ def lora_plan(
     tiles = num_tiles(len(adapters), num_adapters + 1, tile)
     places = adapters.new_full((tiles, tile), -1)
     tile_adapters = adapters.new_full((tiles,), NO_ADAPTER)
-    first = 0
+    present = adapters.new_full((num_adapters + 1,), NO_ADAPTER)
+    first, found = 0, []
     for adapter in (*range(num_adapters), NO_ADAPTER):
         tokens = (adapters == adapter).nonzero()[:, 0].int()
         last = first + cdiv(len(tokens), tile)
         places[first:last].view(-1)[: len(tokens)] = tokens
         tile_adapters[first:last] = adapter
         first = last
+        if len(tokens) and adapter != NO_ADAPTER:
+            found.append(adapter)
+    present[0] = len(found)
+    present[1 : len(found) + 1] = adapters.new_tensor(found)
+    ready = adapters.new_zeros(2)
     plan = LoraPlan(
-        adapters, places.view(-1), tile_adapters, tile, num_adapters, is_batch_invariant
-    )
+        adapters, places.view(-1), tile_adapters, present, ready, tile, num_adapters,
+        is_batch_invariant,
+    )  # fmt: skip
     if adapters.device.type == "cpu":
         plan = plan._replace(on_host=tuple(plan.groups()))
     return plan

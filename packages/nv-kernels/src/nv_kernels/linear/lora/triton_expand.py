@@ -1,7 +1,6 @@
 """Hidden values times the B of each token's adapter, added to the product of the base.
 
-A program handles a tile of one adapter's tokens and some columns of one part. B is read before the
-wait for the previous kernel.
+A program handles a tile of one adapter's tokens and some columns of one part.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
@@ -16,7 +15,7 @@ import triton.language as tl
 
 from nv_kernels.launch.dependent import dependent_launch
 from nv_kernels.launch.sizes import cdiv
-from nv_kernels.launch.triton_previous import wait_for_previous
+from nv_kernels.linear.lora.plan import LOW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,15 +23,17 @@ if TYPE_CHECKING:
     from nv_kernels.linear.lora.plan import LoraPlan
 
 BLOCK_N = 128
-MOST_RANK = 64  # of B's columns, per iteration
 MOST_PARTS = 3
+MOST_RANK = 64  # of B's columns, per iteration
+
+gdc_launch = tl.extra.cuda.gdc_launch_dependents
+gdc_wait = tl.extra.cuda.gdc_wait
 
 
 @triton.jit
 def _delta(
     hidden, b, adapter, sources, is_real, columns, last, part, num_tokens, b_stride,
     R: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr, BLOCK_R: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # fmt: skip
     """The adapter's product [BLOCK_M, BLOCK_N] of some columns of a part."""
     ranks = tl.arange(0, BLOCK_R)
@@ -41,8 +42,6 @@ def _delta(
     sums = tl.zeros([sources.shape[0], columns.shape[0]], tl.float32)
     for r in tl.static_range(0, R, BLOCK_R):
         factors = tl.load(b_at + r, mask=(columns < last)[:, None], other=0.0)
-        if r == 0:
-            wait_for_previous(PDL)
         values = tl.load(h_at + r, mask=is_real[:, None], other=0.0)
         for split in tl.static_range(1, SPLITS):
             more = h_at + split * num_tokens.to(tl.int64) * ROWS + r
@@ -59,14 +58,17 @@ def expand_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Add BLOCK_N columns of a tile's delta to a product [T, N0 + N1 + N2]."""
+    if PDL:
+        gdc_launch()
     N: tl.constexpr = N0 + N1 + N2
     B0: tl.constexpr = (N0 + BLOCK_N - 1) // BLOCK_N
     B1: tl.constexpr = B0 + (N1 + BLOCK_N - 1) // BLOCK_N
     tile, block = tl.program_id(1), tl.program_id(0)
     adapter = tl.load(tile_adapters + tile).to(tl.int64)
     tokens = tl.load(places + tile * BLOCK_M + tl.arange(0, BLOCK_M))
+    if PDL:
+        gdc_wait()
     if adapter < 0:
-        wait_for_previous(PDL)
         return
     part = (block >= B0).to(tl.int32) + (block >= B1).to(tl.int32)
     first = tl.where(part == 0, 0, tl.where(part == 1, N0, N0 + N1))
@@ -75,14 +77,14 @@ def expand_kernel(
     columns = first + block * BLOCK_N + tl.arange(0, BLOCK_N)
     is_real = tokens >= 0
     sources = tl.where(is_real, tokens, 0).to(tl.int64)
-    delta = _delta(
-        hidden, b, adapter, sources, is_real, columns, last, part, num_tokens, b_stride,
-        R, ROWS, SPLITS, BLOCK_R, PDL,
-    )  # fmt: skip
     place = product + sources[:, None] * N + columns[None, :]
     mask = is_real[:, None] & (columns < last)[None, :]
-    delta += tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    tl.store(place, delta.to(product.dtype.element_ty), mask=mask)
+    total = tl.load(place, mask=mask, other=0.0).to(tl.float32)  # the longest way, so first
+    delta = _delta(
+        hidden, b, adapter, sources, is_real, columns, last, part, num_tokens, b_stride,
+        R, ROWS, SPLITS, BLOCK_R,
+    )  # fmt: skip
+    tl.store(place, (total + delta).to(product.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -92,6 +94,8 @@ def expand_gated_kernel(
     BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gate BLOCK_N columns of a tile, its delta added; tiles without an adapter have none."""
+    if PDL:
+        gdc_launch()
     tile, block = tl.program_id(1), tl.program_id(0)
     adapter = tl.load(tile_adapters + tile).to(tl.int64)
     tokens = tl.load(places + tile * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -99,23 +103,21 @@ def expand_gated_kernel(
     sources = tl.where(is_real, tokens, 0).to(tl.int64)
     columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = is_real[:, None] & (columns < F)[None, :]
-    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up = gate
-    if adapter >= 0:
-        gate = _delta(
-            hidden, b, adapter, sources, is_real, columns, F, 0, num_tokens, b_stride,
-            R, 2 * R, SPLITS, BLOCK_R, PDL,
-        )  # fmt: skip
-        up = _delta(
-            hidden, b, adapter, sources, is_real, columns + F, 2 * F, 1, num_tokens, b_stride,
-            R, 2 * R, SPLITS, BLOCK_R, False,
-        )  # fmt: skip
-    else:
-        wait_for_previous(PDL)
     place = product + sources[:, None] * (2 * F) + columns[None, :]
+    if PDL:
+        gdc_wait()
+    gate = tl.load(place, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(place + F, mask=mask, other=0.0).to(tl.float32)
+    if adapter >= 0:
+        gate += _delta(
+            hidden, b, adapter, sources, is_real, columns, F, 0, num_tokens, b_stride,
+            R, 2 * R, SPLITS, BLOCK_R,
+        )  # fmt: skip
+        up += _delta(
+            hidden, b, adapter, sources, is_real, columns + F, 2 * F, 1, num_tokens, b_stride,
+            R, 2 * R, SPLITS, BLOCK_R,
+        )  # fmt: skip
     dtype = out.dtype.element_ty
-    gate += tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    up += tl.load(place + F, mask=mask, other=0.0).to(tl.float32)
     gate = gate.to(dtype).to(tl.float32)
     gate = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
     up = up.to(dtype).to(tl.float32)
@@ -146,7 +148,7 @@ def lora_expand(
     expand_kernel[(blocks, len(plan.tile_adapters))](
         product, hidden, b, plan.places, plan.tile_adapters, tokens, b.stride(0),
         n0, n1, n2, rank, rows, splits, plan.tile, BLOCK_N, min(rank, MOST_RANK),
-        num_warps=4, **dependent_launch(product),
+        num_warps=8 if plan.tile > LOW else 4, **dependent_launch(product),
     )  # fmt: skip
     return product
 
@@ -166,6 +168,6 @@ def lora_expand_gated(
     expand_gated_kernel[(cdiv(width, BLOCK_N), len(plan.tile_adapters))](
         product, hidden, b, plan.places, plan.tile_adapters, out, tokens, b.stride(0),
         width, rank, splits, plan.tile, BLOCK_N, min(rank, MOST_RANK),
-        num_warps=4, **dependent_launch(product),
+        num_warps=8 if plan.tile > LOW else 4, **dependent_launch(product),
     )  # fmt: skip
     return out

@@ -24,7 +24,7 @@ LEAST_TOKENS = 16
 
 @triton.jit(do_not_specialize=["num_tokens", "tiles"])
 def plan_kernel(
-    adapters, places, tile_adapters, num_tokens, tiles,
+    adapters, places, tile_adapters, present, ready, num_tokens, tiles,
     S: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr, BLOCK_S: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -44,6 +44,13 @@ def plan_kernel(
     end = start + (count + TILE - 1) // TILE
     if own == S:
         end = tiles
+    is_present = (counts > 0) & (columns < S)
+    if own == S:
+        tl.store(present, tl.sum(is_present.to(tl.int32), 0))
+        tl.store(ready, 0)
+        tl.store(ready + 1, 0)
+    elif count > 0:
+        tl.store(present + 1 + tl.sum((is_present & (columns < own)).to(tl.int32), 0), own)
     adapter = tl.where(own == S, -1, own)
     rows = tl.arange(0, TILE)
     for tile in range(start, end):
@@ -67,11 +74,15 @@ def lora_plan(
     tiles = num_tiles(num_tokens, num_adapters + 1, tile)
     places = torch.empty(tiles * tile, dtype=torch.int32, device=adapters.device)
     tile_adapters = torch.empty(tiles, dtype=torch.int32, device=adapters.device)
+    present = torch.empty(num_adapters + 1, dtype=torch.int32, device=adapters.device)
+    ready = torch.empty(2, dtype=torch.int32, device=adapters.device)
     block_s = next_power_of_2(num_adapters + 1)
     most = max(ELEMENTS // block_s, LEAST_TOKENS)
     tokens = min(max(next_power_of_2(num_tokens), LEAST_TOKENS), most)
     plan_kernel[(num_adapters + 1,)](
-        adapters, places, tile_adapters, num_tokens, tiles, num_adapters, tile, tokens, block_s,
-        num_warps=4, **dependent_launch(adapters),
+        adapters, places, tile_adapters, present, ready, num_tokens, tiles, num_adapters, tile,
+        tokens, block_s, num_warps=4, **dependent_launch(adapters),
     )  # fmt: skip
-    return LoraPlan(adapters, places, tile_adapters, tile, num_adapters, is_batch_invariant)
+    return LoraPlan(
+        adapters, places, tile_adapters, present, ready, tile, num_adapters, is_batch_invariant
+    )

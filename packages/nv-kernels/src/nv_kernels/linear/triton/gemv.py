@@ -2,7 +2,7 @@
 
 A program holds whole rows of the weight in registers, loaded before the wait for the previous
 kernel, so that memory is read while that kernel still runs. The RMS norm is in the prologue (a
-scale of the finished row); bias, an adapter's product, residual or silu(gate) * up are in the
+scale of the finished row); an adapter's product, bias, residual or silu(gate) * up are in the
 epilogue. `tuned` decides when to use it.
 """
 
@@ -51,23 +51,25 @@ def _weights(
 
 
 @triton.jit
+def _factors(b, adapters, token, rows, N, b_stride, RANK: tl.constexpr):
+    """The B of a token's adapter in some rows: [ROWS, RANK]."""
+    adapter = tl.maximum(tl.load(adapters + token), 0).to(tl.int64)
+    at = rows[:, None].to(tl.int64) * RANK + tl.arange(0, RANK)[None, :]
+    return tl.load(b + adapter * b_stride + at, mask=(rows < N)[:, None], other=0.0)
+
+
+@triton.jit
 def _delta(
-    hidden, b, adapters, token, rows, part, N, b_stride,
-    RANK: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
+    factors, hidden, token, part,
+    PARTS: tl.constexpr, SPLITS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """The product of a token's adapter in some rows: hidden [SPLITS, TOKENS, PARTS, RANK] by B."""
-    adapter = tl.load(adapters + token).to(tl.int64)
-    wanted = (rows < N)[:, None] & (adapter >= 0)
-    ranks = tl.arange(0, RANK)
-    at = (rows * 0 + part)[:, None] * RANK + ranks[None, :]
-    values = tl.load(hidden + token * PARTS * RANK + at, mask=wanted, other=0.0)
+    """A token's hidden values by the B of its adapter: [ROWS]."""
+    RANK: tl.constexpr = factors.shape[1]
+    at = hidden + (token * PARTS + part)[:, None] * RANK + tl.arange(0, RANK)[None, :]
+    values = tl.load(at)
     for split in tl.static_range(1, SPLITS):
-        more = hidden + (split * TOKENS + token) * PARTS * RANK + at
-        values += tl.load(more, mask=wanted, other=0.0)
-    b_at = b + tl.maximum(adapter, 0) * b_stride + rows[:, None].to(tl.int64) * RANK
-    factors = tl.load(b_at + ranks[None, :], mask=wanted, other=0.0)
-    rounded = values.to(factors.dtype).to(tl.float32)
-    return tl.sum(rounded * factors.to(tl.float32), 1)
+        values += tl.load(at + split * TOKENS * PARTS * RANK)
+    return tl.sum(factors.to(tl.float32) * values, 1)
 
 
 @triton.jit
@@ -87,6 +89,8 @@ def gemv_kernel(
     weights = ()
     ups = ()
     scales = ()
+    factors = ()
+    up_factors = ()
     for chunk in tl.static_range(CHUNKS):
         weights = weights + (_weights(weight, rows, at, chunk, N, K, BLOCK_K, EVEN),)
         if GATED:
@@ -94,6 +98,17 @@ def gemv_kernel(
             ups = ups + (_weights(up, rows, at, chunk, N, K, BLOCK_K, EVEN),)
         if NORM:
             scales = scales + (_columns(norm_weight, at, chunk, K, BLOCK_K),)
+    if RANK:
+        part = rows * 0
+        if not GATED and PARTS > 1:
+            part = (rows >= N0).to(tl.int32) + (rows >= N1).to(tl.int32)
+            part = tl.minimum(part, PARTS - 1)
+        for token in tl.static_range(TOKENS):
+            factors = factors + (_factors(lora_b, adapters, token, rows, N, lora_stride, RANK),)
+            if GATED:
+                up_b = lora_b + N.to(tl.int64) * RANK
+                up = _factors(up_b, adapters, token, rows, N, lora_stride, RANK)
+                up_factors = up_factors + (up,)
     if BIAS:
         offset = tl.load(bias + rows, mask=rows < N, other=0.0).to(tl.float32)
     if PDL:
@@ -111,27 +126,19 @@ def gemv_kernel(
             if GATED:
                 up_sums += ups[chunk].to(tl.float32) * values[None, :]
         y = tl.sum(sums, 1)
+        if RANK:  # before the norm's scale, which the hidden values lack too
+            y += _delta(factors[token], hidden, token, part, PARTS, SPLITS, TOKENS)
         if NORM:
             inverse = tl.rsqrt(tl.sum(squares, 0) / K + eps)
             y = y * inverse
         if BIAS:
             y += offset
-        if RANK:
-            part = 0 if GATED else (rows >= N0).to(tl.int32) + (rows >= N1).to(tl.int32)
-            y += _delta(
-                hidden, lora_b, adapters, token, rows, part, N, lora_stride,
-                RANK, PARTS, SPLITS, TOKENS,
-            )  # fmt: skip
         if GATED:
             z = tl.sum(up_sums, 1)
+            if RANK:
+                z += _delta(up_factors[token], hidden, token, part + 1, PARTS, SPLITS, TOKENS)
             if NORM:
                 z = z * inverse
-            if RANK:
-                up_b = lora_b + N.to(tl.int64) * RANK
-                z += _delta(
-                    hidden, up_b, adapters, token, rows, 1, N, lora_stride,
-                    RANK, PARTS, SPLITS, TOKENS,
-                )  # fmt: skip
             y = y * tl.sigmoid(y) * z
         place = token * N + rows
         if RESIDUAL:
@@ -144,7 +151,8 @@ class GemvAdapters(NamedTuple):
     """The adapters of the tokens of one product.
 
     Attributes:
-        hidden: [Z, T, parts * R] fp32 of `shrink_few`.
+        hidden: [Z, T, parts * R] fp32 of `shrink_few`; zeros for tokens without an adapter. Where
+            x has a norm: of x times the norm's weight, without its scale.
         b: [S, N, R].
         of_tokens: [T] int32; NO_ADAPTER: none.
         part_rows: rows of each part, at most three.
@@ -163,9 +171,8 @@ class GemvAdapters(NamedTuple):
     @property
     def sizes(self) -> tuple[int, int, int, int, int]:
         """R, parts, Z, and the rows at which the second and the third part begin."""
-        total, first = sum(self.part_rows), self.part_rows[0]
-        second = first + self.part_rows[1] if len(self.part_rows) > 1 else total
-        return self.b.shape[2], len(self.part_rows), len(self.hidden), first, second
+        parts = self.part_rows
+        return self.b.shape[2], len(parts), len(self.hidden), parts[0], sum(parts[:2])
 
 
 def gemv(
@@ -208,6 +215,6 @@ def gemv(
         columns, form.block_k, form.rows, tokens, norm is not None, gated,
         residual is not None, bias is not None, outputs % form.rows == 0,
         rank, parts, splits, first, second,
-        num_warps=form.warps, **dependent_launch(x),
+        num_warps=form.warps, maxnreg=form.registers if adapters else None, **dependent_launch(x),
     )  # fmt: skip
     return out

@@ -14,12 +14,24 @@ from torch.nn import functional
 
 from nv_kernels.elementwise.triton_gate import silu_and_mul
 from nv_kernels.launch.card import is_hopper
+from nv_kernels.linear.lora.triton_expand import MOST_PARTS
 from nv_kernels.linear.triton.dot import dot
 from nv_kernels.linear.triton.gemv import gemv
-from nv_kernels.linear.tuned import DOT_TOKENS, Form, Gemv, Library, Slab, choose
+from nv_kernels.linear.tuned import (
+    DOT_TOKENS,
+    Dot,
+    Form,
+    Gemv,
+    Library,
+    Slab,
+    choose,
+    choose_adapted,
+)
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+    from nv_kernels.linear.lora.weight import LoraWeights
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,6 +94,28 @@ def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> F
         return form
     if not is_hopper(x) or (isinstance(form, Slab) and not _slab_fits(x, weight)):
         return Library()
+    return form
+
+
+def adapted_form(
+    x: torch.Tensor, weight: torch.Tensor, lora: LoraWeights, *, gated: bool = False
+) -> Gemv | Dot | None:
+    """Choose a form that adds the adapters' product itself; None: no form fits."""
+    (tokens, columns), parts = x.shape, lora.part_rows
+    base = form_for(x, weight, gated=gated)
+    if len(parts) > MOST_PARTS:
+        return None
+    if isinstance(base, Gemv):
+        return base
+    if tokens == 0 or not is_hopper(x) or x.element_size() != 2 or not weight.is_contiguous():
+        return None
+    form = choose_adapted(tokens, weight.shape[0], columns, gated)
+    if (
+        form is None
+        or lora.b.dtype != x.dtype
+        or any(rows % (32 if gated else form.block_n) for rows in parts)
+    ):
+        return None
     return form
 
 

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING
 from nv_kernels.linear.lora.triton_shrink import shrink_few
 from nv_kernels.linear.lora.weight import Adapted
 from nv_kernels.linear.stream import Stream
+from nv_kernels.linear.triton.dot import dot
 from nv_kernels.linear.triton.gemv import GemvAdapters, gemv
-from nv_kernels.linear.triton.product import form_for, gated_linear, linear_partials
-from nv_kernels.linear.tuned import Gemv, Library
+from nv_kernels.linear.triton.product import (
+    adapted_form,
+    form_for,
+    gated_linear,
+    linear_partials,
+)
+from nv_kernels.linear.tuned import Dot, Gemv, Library
 from nv_kernels.linear.weight import Dense
 
 if TYPE_CHECKING:
@@ -82,50 +88,56 @@ class TritonDense(Dense):
 
 @dataclass(frozen=True)
 class TritonAdapted(Adapted):
-    """Floats on a card with adapters: for 1 and 2 tokens one launch more per product.
+    """Floats on a card with adapters.
 
-    Its epilogue adds what the adapters give. With more tokens it is two launches more.
+    For 1 and 2 tokens a launch more per product computes the hidden values, and the base's kernel
+    multiplies them by B. From 3 to 64 the base's kernel does both. With more tokens, or where such
+    a kernel does not fit, it is two launches more.
     """
 
     base: TritonDense
 
     def partials(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Weight.partials`."""
-        form = form_for(x, self.base.values)
-        if not isinstance(form, Gemv):
-            return self.added(self.base.partials(x, bias), x)
-        x = x.contiguous()
-        return gemv(form, x, self.base.values, bias=bias, adapters=self._few(x))
+        x, values = x.contiguous(), self.base.values
+        form = adapted_form(x, values, self.lora)
+        if isinstance(form, Gemv):
+            return gemv(form, x, values, bias=bias, adapters=self._few(x))
+        if isinstance(form, Dot) and bias is None:
+            return dot(form, x, values, adapters=(self.lora, self.plan))
+        return self.added(self.base.partials(x, bias), x)
 
     def gated_linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Weight.gated_linear`."""
-        form = form_for(x, self.base.values, gated=True)
-        if bias is not None or not isinstance(form, Gemv):
-            return super().gated_linear(x, bias)
-        x = x.contiguous()
-        return gemv(form, x, self.base.values, gated=True, adapters=self._few(x))
+        x, values = x.contiguous(), self.base.values
+        form = adapted_form(x, values, self.lora, gated=True)
+        if bias is None and isinstance(form, Gemv):
+            return gemv(form, x, values, gated=True, adapters=self._few(x))
+        if bias is None and isinstance(form, Dot):
+            return dot(form, x, values, gated=True, adapters=(self.lora, self.plan))
+        return super().gated_linear(x, bias)
 
     def norm_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
         """See `Weight.norm_linear`."""
-        form = form_for(stream.hidden, self.base.values)
+        x, values = stream.hidden, self.base.values
+        form = adapted_form(x, values, self.lora)
         if stream.pending is not None or not isinstance(form, Gemv):
             return super().norm_linear(stream, norm, bias)
-        x, prologue = stream.hidden, (norm.weight, norm.eps)
-        adapters = self._few(x, prologue)
-        return gemv(form, x, self.base.values, norm=prologue, bias=bias, adapters=adapters), stream
+        given, adapters = (norm.weight, norm.eps), self._few(x, norm.weight)
+        return gemv(form, x, values, norm=given, bias=bias, adapters=adapters), stream
 
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
         """See `Weight.norm_gated_linear`."""
-        form = form_for(stream.hidden, self.base.values, gated=True)
+        x, values = stream.hidden, self.base.values
+        form = adapted_form(x, values, self.lora, gated=True)
         if stream.pending is not None or bias is not None or not isinstance(form, Gemv):
             return super().norm_gated_linear(stream, norm, bias)
-        x, prologue = stream.hidden, (norm.weight, norm.eps)
-        adapters = self._few(x, prologue)
-        return gemv(form, x, self.base.values, norm=prologue, gated=True, adapters=adapters), stream
+        given, adapters = (norm.weight, norm.eps), self._few(x, norm.weight)
+        return gemv(form, x, values, norm=given, gated=True, adapters=adapters), stream
 
     def linear_add(
         self,
@@ -135,19 +147,22 @@ class TritonAdapted(Adapted):
         rank_sum: RankSum | None = None,
     ) -> Stream:
         """See `Weight.linear_add`."""
-        form = form_for(x, self.base.values)
-        if rank_sum is not None or not isinstance(form, Gemv):
-            return super().linear_add(x, stream, bias, rank_sum)
-        x = x.contiguous()
-        hidden, adapters = stream.hidden, self._few(x)
-        return Stream(
-            gemv(form, x, self.base.values, residual=hidden, bias=bias, adapters=adapters)
-        )
+        x, values = x.contiguous(), self.base.values
+        form = adapted_form(x, values, self.lora)
+        if rank_sum is None and isinstance(form, Gemv):
+            added, adapters = stream.hidden, self._few(x)
+            return Stream(gemv(form, x, values, residual=added, bias=bias, adapters=adapters))
+        if rank_sum is None and form is None:
+            total = self.base.linear_add(x, stream, bias)
+            if total.pending is None:
+                return Stream(self.added(total.hidden, x))
+            return Stream(total.hidden, self.added(total.pending, x))
+        return super().linear_add(x, stream, bias, rank_sum)
 
-    def _few(self, x: torch.Tensor, norm: tuple[torch.Tensor, float] | None = None) -> GemvAdapters:
-        """The hidden values of one or two tokens, and the rest that the epilogue reads."""
+    def _few(self, x: torch.Tensor, norm_weight: torch.Tensor | None = None) -> GemvAdapters:
+        """What the product of one or two tokens reads of their adapters."""
         lora, adapters = self.lora, self.plan.adapters
-        hidden = shrink_few(x, lora.a, adapters, norm)
+        hidden = shrink_few(x, lora.a, adapters, norm_weight)
         return GemvAdapters(hidden, lora.b, adapters, lora.part_rows)
 
 
