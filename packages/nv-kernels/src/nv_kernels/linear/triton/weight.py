@@ -90,7 +90,7 @@ class TritonDense(Dense):
 class TritonAdapted(Adapted):
     """Floats on a card with adapters.
 
-    For 1 and 2 tokens a launch more per product computes the hidden values, and the base's kernel
+    For 1 and 2 tokens one more launch computes the hidden values, and the base's kernel
     multiplies them by B. From 3 to 64 the base's kernel does both. With more tokens, or where such
     a kernel does not fit, it is two launches more.
     """
@@ -160,7 +160,7 @@ class TritonAdapted(Adapted):
         return super().linear_add(x, stream, bias, rank_sum)
 
     def _few(self, x: torch.Tensor, norm_weight: torch.Tensor | None = None) -> GemvAdapters:
-        """What the product of one or two tokens reads of their adapters."""
+        """The adapters of one or two tokens, for their product."""
         lora, adapters = self.lora, self.plan.adapters
         hidden = shrink_few(x, lora.a, adapters, norm_weight)
         return GemvAdapters(hidden, lora.b, adapters, lora.part_rows)
