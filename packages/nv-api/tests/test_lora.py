@@ -447,12 +447,13 @@ def test_wrong_requests(qwen3, tmp_path):
     for name, value, message in (
         ("lora_extra_vocab_size", 512, "an adapter may not add tokens"),
         ("enable_lora_bias", True, "train the adapter without a bias"),
-        ("lora_modules", ["a=b"], "pass lora_request=LoRARequest"),
         ("long_lora_scaling_factors", (4.0,), "merge such an adapter"),
         ("lora_target_modules", ["q_proj"], "the tensors of an adapter's file decide"),
     ):
         with pytest.raises(NotImplementedError, match=f"{name}=.* is not built yet: {message}"):
             LLM(str(qwen3.base), **OPTIONS | {name: value})
+    with pytest.raises(TypeError, match="'lora_modules': pass lora_request=… to each call"):
+        LLM(str(qwen3.base), **OPTIONS, lora_modules=["a=b"])
 
 
 def test_an_embedding_with_an_adapter(qwen3):

@@ -7,6 +7,7 @@ from nv_engine.sampling_names import OF_CALLS
 
 from nv_api.arguments import OF_PARAMS
 
+ADAPTERS = "pass lora_request=… to each call, or --lora-modules NAME=PATH to nv serve"
 PARAMS = "pass SamplingParams(…) to each call"
 CONFIG = "pass hf_overrides={'rope_parameters': {…}}"
 SERVER = "it is an option of nv serve"
@@ -57,6 +58,7 @@ ADVICE = {
     "cache_dir": HUB_FOLDER,
     "disable_radix_cache": "pass enable_prefix_caching=False",
     "dp_size": "make an LLM for each card, or use nv_api.ray.NvPredictor",
+    **dict.fromkeys(("lora", "lora_modules", "lora_paths"), ADAPTERS),
     "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
     "max_length": "pass max_model_len here, or SamplingParams(max_tokens=…) to each call",
     "model_path": "pass it as the first argument, model",
@@ -73,7 +75,6 @@ INSTEAD = {
     "enable_prompt_adapter": "put the adapter's text in front of the prompt",
     "long_lora_scaling_factors": "merge such an adapter into the base model",
     "lora_extra_vocab_size": "an adapter may not add tokens: merge it into the base model",
-    "lora_modules": "pass lora_request=LoRARequest(name, id, path) to each call; nv serve has it",
     "lora_target_modules": "the tensors of an adapter's file decide; all that fit are used",
     "calculate_kv_scales": "leave it out: kv_cache_dtype='fp8' needs no scales",
     "cpu_offload_gb": "weights stay on the device: use tensor_parallel_size, or a smaller model",

@@ -89,7 +89,6 @@ UNBUILT: Mapping[str, tuple[Any, ...]] = {
     "logprobs_mode": ("raw_logprobs",),
     "long_lora_scaling_factors": (),
     "lora_extra_vocab_size": (0, 256),
-    "lora_modules": ([],),
     "lora_target_modules": (),
     "mm_processor_kwargs": ({},),
     "model_impl": ("auto",),

@@ -1,7 +1,9 @@
 """Adapters of a server: selected by name on every route, loaded and unloaded while it runs."""
 
+import asyncio
 import json
 import re
+import shutil
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -268,6 +270,34 @@ def test_without_room_an_adapter_is_refused_and_no_metric_names_any(checkpoint, 
         assert "lora_requests_info" not in server.client.get("/metrics").text
 
 
+def test_an_adapter_that_fails_later_fails_its_own_requests_alone(
+    checkpoint, modules, adapter_writer, tmp_path, expected
+):
+    """One has values that are not finite; one is gone when a request needs it."""
+    corrupt = write(adapter_writer, tmp_path / "corrupt", checkpoint)
+    file = corrupt / "adapter_model.safetensors"
+    tensors = adapter_writer.load_file(file)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    adapter_writer.save_file(tensors, file)
+    gone = write(adapter_writer, tmp_path / "gone", checkpoint)
+    served = (
+        modules[0], LoRARequest("corrupt", 2, str(corrupt)), LoRARequest("gone", 3, str(gone))
+    )  # fmt: skip
+    with closing(AdapterServer(checkpoint, lora_modules=served)) as server:
+        forgotten = server.llm.remove_lora(3)
+        assert asyncio.run_coroutine_threadsafe(forgotten, server.loop).result(10)
+        shutil.rmtree(gone)
+        for name, status, message in (
+            ("corrupt", 500, "the engine failed on this request: adapter corrupt: .* NaN or infin"),
+            ("gone", 400, "gone is not a folder: give the one that peft's save_pretrained wrote"),
+        ):
+            found = server.post("/v1/completions", {"model": name, "prompt": "hello", **GREEDY})
+            assert found.status_code == status, found.text
+            assert re.search(message, found.json()["error"]["message"])
+        for name in "poet", "m/tiny":
+            assert server.text(name) == expected[name][0]
+
+
 def test_an_adapter_that_does_not_fit_ends_the_start(checkpoint, folders, capfd):
     """Its files are those of LoRA, and only the loaded model shows that they do not fit."""
     wrong = (LoRARequest("giant", 1, str(folders["giant"])),)
@@ -380,18 +410,24 @@ def test_a_module_of_neither_form_is_refused(text, message):
 
 
 def test_the_engine_gets_room_for_the_modules(folders):
-    poet, giant = (LoRARequest(n, i, folders[n]) for i, n in enumerate(("poet", "giant"), 1))
-    assert with_room({"max_loras": 2}, ()) == {"max_loras": 2}
-    assert with_room({}, [poet]) == {"enable_lora": True}
-    assert with_room({}, [poet, giant]) == {"enable_lora": True, "max_lora_rank": 24}
-    given = {"enable_lora": True, "max_lora_rank": 64}
-    assert with_room(given, [giant]) == given
-    for given, message in (
-        ({"max_lora_rank": 8}, "giant: its largest rank is 24 and max_lora_rank is 8: give --max-"),
-        ({"enable_lora": False}, "lora_modules and enable_lora is False: leave one of the two"),
+    def room(given, *names, **options):
+        modules = [LoRARequest(name, n, folders[name]) for n, name in enumerate(names, 1)]
+        return with_room(given, ServeOptions(model="m", lora_modules=modules, **options))
+
+    assert room({"max_loras": 2}) == {"max_loras": 2}
+    assert room({}, "poet") == {"enable_lora": True}
+    assert room({}, "poet", "giant") == {"enable_lora": True, "max_lora_rank": 24}
+    for given in ({"max_lora_rank": 64}, {"max_lora_rank": "x"}):  # which the engine refuses
+        assert room(given, "giant") == {"enable_lora": True, **given}
+    given = {"enable_lora": True}
+    assert room(given, allow_runtime_lora_updating=True) == given
+    for given, names, more, message in (
+        ({"max_lora_rank": 8}, ["poet", "giant"], {}, "giant: its largest rank is 24 and max_lora"),
+        ({"enable_lora": False}, ["poet"], {}, "lora_modules and enable_lora is False: leave one"),
+        ({}, [], {"allow_runtime_lora_updating": True}, "no room for adapters: give --enable-lora"),
     ):
         with pytest.raises(ValueError, match=message):
-            with_room(given, [poet, giant])
+            room(given, *names, **more)
 
 
 @pytest.mark.parametrize(
@@ -434,7 +470,7 @@ def broken(folder, kind):
         ("no weights", "has no adapter_model.safetensors: give the folder"),
         ("cut", "is corrupt or truncated"),
         ("dora", "use_dora is True, which is not computed: merge it"),
-        ("a folder", "has no adapter_model.safetensors: give the folder"),
+        ("a folder", "adapter_model.safetensors is a folder, not a file: give the folder"),
         ("nothing", "is not a folder: give the one that peft's save_pretrained wrote"),
     ],
 )

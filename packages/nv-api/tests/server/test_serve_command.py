@@ -1,16 +1,18 @@
 """`nv serve`: options, and the whole of it in processes of their own."""
 
 import builtins
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
-from nv_api import LLM, SamplingParams
+from nv_api import LLM, LoRARequest, SamplingParams
 from nv_api.cli import app, options_of
 from nv_api.options import parse
 from typer.testing import CliRunner
@@ -237,6 +239,40 @@ def test_s04_the_whole_of_it_answers_as_llm_does_and_ends_with_a_signal(checkpoi
     assert 'finished_reason="length"' in metrics
     assert "temperature=0.6, top_k=20" in "".join(command.lines)
     assert "sesame" not in "".join(command.lines)
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_offers_adapters_by_name(checkpoint, adapter_writer, tmp_path):
+    folders = [
+        adapter_writer.write_adapter(tmp_path / name, Path(checkpoint), r=rank, scale=3.0)
+        for name, rank in (("poet", 8), ("pirate", 24))
+    ]
+    modules = [f"poet={folders[0]}", json.dumps({"name": "pirate", "path": str(folders[1])})]
+    words = ["--lora-modules", *modules, "--max-loras", "2", "--device=cpu", "--dtype=float32"]
+    command = Command(checkpoint, *words, "--max-model-len=128", "--max-num-seqs=4")
+    try:
+        assert command.is_ready.wait(120)
+        assert command.url, "".join(command.lines)
+        with httpx.Client(base_url=command.url, timeout=60) as client:
+            names = [each["id"] for each in client.get("/v1/models").json()["data"]]
+            body = {"prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+            answers = [client.post("/v1/completions", json={**body, "model": n}) for n in names]
+        command.process.send_signal(signal.SIGTERM)
+        assert command.process.wait(30) == 0
+    finally:
+        command.process.kill()
+        command.process.wait()
+        command.reader.join(10)
+        command.process.stderr.close()
+    assert names == [checkpoint, "poet", "pirate"]
+    requests = [None, *(LoRARequest(f.name, n, f) for n, f in enumerate(folders, 1))]
+    options = {"device": "cpu", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 4}
+    room = {"enable_lora": True, "max_lora_rank": 24, "max_loras": 2}
+    with LLM(checkpoint, **options, **room) as llm:
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        outputs = llm.generate(["hello"] * 3, params, False, requests)
+    assert [each.json()["choices"][0]["text"] for each in answers] == [o["text"] for o in outputs]
+    assert len({output["text"] for output in outputs}) == 3
 
 
 @pytest.mark.slow

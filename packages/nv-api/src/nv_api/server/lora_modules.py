@@ -12,6 +12,8 @@ from nv_engine import EngineConfig, LoRARequest
 from nv_engine.values import shown, whole
 from nv_models.adapters import AdapterFiles, resolve_adapter
 
+from nv_api.server.options import ServeOptions
+
 FORMS = 'NAME=PATH, or JSON such as {"name": "poet", "path": "path/to/poet"}'
 FIELDS = ("name", "path", "base_model_name")
 """Of the JSON form; vLLM's."""
@@ -59,33 +61,40 @@ def _renamed(message: str) -> str:
     return message.removeprefix("lora_")
 
 
-def with_room(given: Mapping[str, Any], modules: Sequence[LoRARequest]) -> dict[str, Any]:
-    """The engine's options, with room for these adapters; their files are checked.
+def with_room(given: Mapping[str, Any], options: ServeOptions) -> dict[str, Any]:
+    """The engine's options, with room for a server's adapters; their files are checked.
 
     Without `enable_lora` it is set, and without `max_lora_rank` the largest rank, if that is more
     than the default.
 
     Args:
         given: options as of `LLM`.
-        modules: adapters that requests may name.
+        options: of the server.
 
     Raises:
         ValueError: an adapter's files are not there, cannot be read or are not of LoRA; or the
             options leave it no room.
     """
+    modules = options.lora_modules
     if not modules:
+        if options.allow_runtime_lora_updating and not given.get("enable_lora"):
+            raise ValueError(
+                "allow_runtime_lora_updating is True and the engine has no room for adapters: give "
+                "--enable-lora too"
+            )
         return dict(given)
     if not given.get("enable_lora", True):
         raise ValueError(
             "there are lora_modules and enable_lora is False: leave one of the two options out"
         )
     ranks = [_rank(module) for module in modules]
-    largest, own = max(ranks), whole(given.get("max_lora_rank"))
-    if own is None:
+    largest, asked = max(ranks), given.get("max_lora_rank")
+    if asked is None:
         default = EngineConfig.max_lora_rank
         wanted = {"max_lora_rank": max(largest, default)} if largest > default else {}
         return {**given, **wanted, "enable_lora": True}
-    if largest > own:
+    own = whole(asked)
+    if own is not None and largest > own:
         name = modules[ranks.index(largest)].lora_name
         raise ValueError(
             f"lora_modules {name}: its largest rank is {largest} and max_lora_rank is {own}: give "

@@ -163,7 +163,7 @@ def run(
     os.environ.setdefault(VARIABLE, "info")
     follow_environment()
 
-    engine = with_room(engine_options(llm_options), options.lora_modules)
+    engine = with_room(engine_options(llm_options), options)
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, FULL_COLLECTION)
 

@@ -87,7 +87,7 @@ def run(
         if not todo:
             return counts, 0
 
-        engine = with_room(llm_options, options.lora_modules)
+        engine = with_room(llm_options, options)
 
         async def whole() -> None:
             llm = nv_api.AsyncLLM(model, **engine)
