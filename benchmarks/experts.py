@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=ENGINES, default="nv")
     parser.add_argument("--quantization", choices=CODES)
-    parser.add_argument("--short", action="store_true", help="a part of it, in half a minute")
+    parser.add_argument("--short", action="store_true", help="a part of it, in about a minute")
     parser.add_argument("--save")
     args = parser.parse_args()
     shape, codes_of = Shape(), args.quantization

@@ -420,14 +420,16 @@ class TestAheadOfTime:
             ("4 bits", 0, "gate and up"), ("4 bits", 16, "down"), ("4 bits", 128, "gate and up"),
             ("4 bits, zero points", 64, "gate and up"), ("8 bits", 128, "gate and up"),
             ("fp8, blocks", 0, "down"), ("fp8, blocks", 16, "gate and up"),
-            ("fp8, blocks", 128, "gate and up"), ("fp8, tokens", 128, "gate and up"),
+            ("fp8, blocks", 128, "gate and up"), ("fp8, tokens", 0, "gate and up"),
+            ("fp8, tokens", 128, "gate and up"), ("fp8, weight only", 64, "gate and up"),
             ("int8", 64, "gate and up"),
         ],
     )  # fmt: skip
     def test_kernels(self, name, shape, tile, capability):
         outputs, columns, gated = SHAPES[shape]
         stack = lay_out_stack([AHEAD[name](outputs, columns)])
-        native = stack.kind == "int8" or (stack.kind == "e4m3" and capability >= 90)
+        has_codes = stack.kind == "e4m3" and stack.inputs is not None
+        native = stack.kind == "int8" or (has_codes and capability >= 90)
         code = {"e4m3": "*fp8e4nv" if native else "*u8", "int8": "*i8"}.get(stack.kind, "*u8")
         scale = "*bf16" if stack.is_grouped else "*fp32"
         offset = scale if stack.offset is None else "*i16"
@@ -474,5 +476,6 @@ AHEAD = {
     "8 bits": lambda n, k: grouped(n, k, bits=8, group=32),
     "fp8, tokens": lambda n, k: fp8(n, k, by="row", inputs="token"),
     "fp8, blocks": lambda n, k: fp8(n, k, by="block", inputs="block"),
+    "fp8, weight only": lambda n, k: fp8(n, k, by="row", inputs=None),
     "int8": int8,
 }

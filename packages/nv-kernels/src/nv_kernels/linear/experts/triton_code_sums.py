@@ -1,9 +1,11 @@
 """Entries of one expert times rows of its quantized matrix, for the kernels of quantized experts.
 
 Owns two loops over the columns, 128 at a time. Codes in groups are dequantized to the tokens' dtype
-in registers, as `triton.quantized_grouped` does it. Codes of 8 bits multiply as they are, and the
-scales come after each 128 columns; tokens are quantized when they are loaded, so that this takes no
-launch. e4m3 and the integers are exact in bf16, in which they multiply on cards without e4m3.
+in registers, as `triton.quantized_grouped` does it. Codes of 8 bits multiply as they are; e4m3 and
+the integers are exact in bf16, in which they multiply on cards without e4m3. The scales of tokens
+and blocks come after each 128 columns, also where a token has one scale: there sums of e4m3, which
+Hopper adds in about 14 bits, become fp32. Tokens are quantized when they are loaded, so that this
+takes no launch.
 """
 
 # mypy: disable-error-code="assignment, unreachable"
@@ -176,7 +178,7 @@ def coded_sums(
         product = _product(weights, tokens, NATIVE)
         if BLOCKS > 0:
             product *= tl.load(gate_scale + chunk)[:, None]
-        if INPUTS == "block":
+        if INPUTS != "none":
             product *= x_scale[None, :]
         gate += product
         if GATED:
@@ -184,12 +186,9 @@ def coded_sums(
             product = _product(weights, tokens, NATIVE)
             if BLOCKS > 0:
                 product *= tl.load(up_scale + chunk)[:, None]
-            if INPUTS == "block":
+            if INPUTS != "none":
                 product *= x_scale[None, :]
             up += product
-    if INPUTS != "block":
-        gate *= x_scale[None, :]
-        up *= x_scale[None, :]
     if BLOCKS == 0:
         gate *= tl.load(gate_scale)[:, None]
         if GATED:
