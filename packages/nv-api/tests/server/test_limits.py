@@ -312,7 +312,7 @@ def test_openapi_names_every_route(serve):
         "/", "/page/defaults",
         "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/responses", "/v1/messages",
         "/v1/messages/count_tokens", "/classify", "/pooling",
-        "/score", "/rerank", "/v2/rerank",
+        "/score", "/rerank", "/v2/rerank", "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     } == schema["paths"].keys()  # fmt: skip
     embeddings, score = (
         schema["components"]["schemas"][name] for name in ("EmbeddingsRequest", "ScoreRequest")
