@@ -110,7 +110,7 @@ def with_one_product(by, part):
     if part == "first":
         return replace(by, downs=stack(size, width, 200)), draw
     ones = torch.full((width, size), 129, dtype=torch.uint8)
-    gate = nk.Grouped(ones, torch.full((width, 1), 16.0), None, 8)
+    gate = nk.Grouped(ones, torch.full((width, size // 16), 16.0).bfloat16(), None, 8)
     others = {"gates": (gate,) * count, "ups": stack(width, size, 400)}
 
     def one_of_each(tokens, columns):
@@ -133,6 +133,7 @@ def check_against_definition(make_experts, by, tokens, top_k, dtype, factor=0.25
         x = (make_x(tokens, by.downs[0].shape[0]) * factor).to(dtype).to(device)
         logits = draw(tokens, by.num_experts, seed=3).to(dtype).to(device)
         experts = make_experts(some)
+        assert experts is not some  # which would be compared with itself
         routing = experts.route(logits, top_k, True)
         found = experts.mix(x, routing)
         assert found.dtype == dtype
