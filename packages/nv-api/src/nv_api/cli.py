@@ -45,6 +45,8 @@ ENGINE_OPTIONS = (
     "kv_cache_dtype",
     "enforce_eager",
 )
+TEXTS = ("revision", "tokenizer", "tokenizer_revision", "download_dir")
+"""Options of other commands whose words are texts, though they may look like numbers."""
 MAX_SEQUENCES = 2**31 - 1
 """That may wait in a batch: its own number of lines in flight is the limit."""
 
@@ -489,24 +491,33 @@ def options_of(arguments: list[str]) -> dict[str, Any]:
         if word.startswith("--"):
             name, has_value, value = word.removeprefix("--").partition("=")
             name = name.replace("-", "_")
-            options[name] = _value(value) if has_value else True
+            if name == "model":
+                raise ValueError(
+                    "the model is given without --model, as in nv serve MODEL --port 8000"
+                )
+            if name.startswith("no_") and not has_value:  # vLLM's form of a flag that is off
+                options[name.removeprefix("no_")], name = False, ""
+                continue
+            options[name] = _value(name, value) if has_value else True
             if has_value:
                 name = ""
         elif name:
-            options[name] = _value(word)
+            options[name] = _value(name, word)
             name = ""
         else:
             raise ValueError(f"{word!r} belongs to no option: give options as --name value")
     return options
 
 
-def _value(word: str) -> object:
-    """A number, True, False, None or JSON as such; another word as a text."""
+def _value(name: str, word: str) -> object:
+    """A number, True, False, None or JSON as such; another word as a text, and each of TEXTS."""
+    if name in TEXTS:
+        return word
     if word.lower() in {"true", "false", "none"}:
         return {"true": True, "false": False, "none": None}[word.lower()]
     try:
         return json.loads(word)
-    except ValueError:
+    except (ValueError, RecursionError):
         return word
 
 

@@ -13,6 +13,8 @@ import typer
 USER_ERRORS = (ValueError, OSError, ImportError, MemoryError, RuntimeError)
 UNKNOWN_OPTION = "LLM has no option "
 """The beginning of the TypeError for an option that is not known."""
+TWO_NAMES = ": give one of them"
+"""The end of the TypeError for an option that is given by two of its names."""
 
 
 def sentence(error: BaseException) -> str:
@@ -28,10 +30,12 @@ def json_object(name: str, text: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ValueError(f"{name} is {text!r}: it must be a JSON object")
+        from nv_engine.values import shown  # noqa: PLC0415  # imports torch: seconds
+
+        raise ValueError(f"{name} is {shown(text)}: it must be a JSON object")
     return found
 
 
@@ -44,10 +48,12 @@ def errors_as_sentences() -> Iterator[None]:
         typer.echo(f"nv: {sentence(error)}", err=True)
         raise typer.Exit(1) from None
     except TypeError as error:
-        if not str(error).startswith(UNKNOWN_OPTION):
+        text = sentence(error)
+        if not text.startswith(UNKNOWN_OPTION) and not text.endswith(TWO_NAMES):
             raise
-        option = str(error).removeprefix(UNKNOWN_OPTION)
-        typer.echo(f"nv: unknown option {option}", err=True)
+        if text.startswith(UNKNOWN_OPTION):
+            text = f"unknown option {text.removeprefix(UNKNOWN_OPTION)}"
+        typer.echo(f"nv: {text}", err=True)
         raise typer.Exit(1) from None
 
 

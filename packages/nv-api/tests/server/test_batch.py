@@ -84,6 +84,19 @@ def test_lines_of_a_model_that_pools(files, pooling, monkeypatch):
     assert "generates no text" in found["/v1/completions"]["error"]["message"]
 
 
+def test_16_files_that_cannot_be_are_named(files, tmp_path):
+    given, out = files
+    for name, changed in (
+        ("input_file", {"input_file": given}),
+        ("input_file", {"input_file": tmp_path}),
+        ("output_file", {"output_file": tmp_path}),
+        ("output_file", {"output_file": tmp_path / "none" / "out"}),
+    ):
+        write(tmp_path / "lines", [])
+        with pytest.raises(FileNotFoundError, match=f"{name} is '"):
+            BatchJob(**{"input_file": tmp_path / "lines", "output_file": out} | changed)
+
+
 def test_each_line_has_its_answer(llms, files):
     given, out = files
     schema = {"type": "object"}

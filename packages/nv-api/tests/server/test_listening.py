@@ -56,6 +56,8 @@ def test_files_of_tls_are_checked_at_the_start(files):
         Listening(ssl_certfile=cert, ssl_keyfile=other)
     with pytest.raises(FileNotFoundError, match="ssl_ca_certs"):
         Listening(ssl_ca_certs="/none")
+    with pytest.raises(ValueError, match=r"ssl_ca_certs is .* which cannot be read"):
+        Listening(ssl_certfile=cert, ssl_keyfile=paths["key"], ssl_ca_certs=__file__)
 
 
 def test_a_path_that_cannot_be_a_socket_is_refused(tmp_path):

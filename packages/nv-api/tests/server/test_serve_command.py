@@ -38,6 +38,10 @@ def test_other_options_are_those_of_llm():
     }
     with pytest.raises(ValueError, match="'64' belongs to no option"):
         options_of(["64"])
+    words = ["--no-enable-prefix-caching", "--revision", "1.0", "--tokenizer=2"]
+    assert options_of(words) == {
+        "enable_prefix_caching": False, "revision": "1.0", "tokenizer": "2"
+    }  # fmt: skip
 
 
 def test_the_command_hands_its_options_on(monkeypatch):
@@ -66,12 +70,24 @@ def test_the_command_hands_its_options_on(monkeypatch):
             ["--override-generation-config", "x"],
             "override_generation_config is 'x': it must be a JSON",
         ),
+        (["--override-generation-config", "{" * 10**5], "override_generation_config is '{{{"),
+        (["--max-body-bytes", "9" * 5000], "a size is '999"),
+        (["--allowed-origins", '["*"]'], "allowed_origins has '[\"*\"]': each must be * or an or"),
+        (["--allowed-origins", "http://a/b"], "allowed_origins has 'http://a/b': each must be"),
+        (["--ssl-ca-certs", __file__], "ssl_ca_certs is given without ssl_certfile, so the serv"),
+        (["--ssl-keyfile-password", "x"], "ssl_keyfile_password is given without ssl_certfile"),
+        (["--model", "other"], "the model is given without --model, as in nv serve MODEL"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(words, sentence):
     result = CliRunner().invoke(app, ["serve", "m", *words])
     assert result.exit_code == 1
     assert result.stderr.startswith(f"nv: {sentence}")
+
+
+def test_16_the_model_as_an_option_is_one_sentence():
+    result = CliRunner().invoke(app, ["serve", "--model", "m", "--port", "0"])
+    assert result.stderr.startswith("nv: model is '--model': give the model before the options")
 
 
 @pytest.fixture
@@ -117,6 +133,7 @@ def test_flags_of_vllm_may_have_the_value_that_asks_for_nothing(made):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["--block-size", "16", "--kvcache-block-size", "16"], "kvcache_block_size and block_size"),
         (["--max-num-seq", "4"], "unknown option 'max_num_seq': did you mean 'max_num_seqs'?"),
         (
             ["--middleware", "m.M"],

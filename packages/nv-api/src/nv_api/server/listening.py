@@ -58,6 +58,12 @@ class Listening:
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ValueError("ssl_keyfile and ssl_certfile belong together: give both")
         self._check_certificates()
+        for name in ("ssl_ca_certs", "ssl_keyfile_password"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ValueError(
+                    f"{name} is given without ssl_certfile, so the server would answer in plain "
+                    "HTTP: give ssl_keyfile and ssl_certfile too"
+                )
         if self.uds is not None:
             self._check_path(self.uds)
 
@@ -117,6 +123,14 @@ class Listening:
                 f"used together ({error}): both must be PEM, and an encrypted key needs "
                 "--ssl-keyfile-password"
             ) from None
+        if self.ssl_ca_certs is not None:
+            try:
+                context.load_verify_locations(self.ssl_ca_certs)
+            except OSError as error:
+                raise ValueError(
+                    f"ssl_ca_certs is {shown(self.ssl_ca_certs)}, which cannot be read ({error}): "
+                    "give a PEM file of certificates"
+                ) from None
 
     @staticmethod
     def _check_path(uds: str) -> None:

@@ -25,7 +25,8 @@ ADVICE = "correct it, or leave the option out for the model's own"
 OFF = "none"
 """In place of a parser's name."""
 MAX_SECONDS = 7 * 24 * 3600
-_SIZE = re.compile(r"(\d+)([kMG]?)i?B?")
+_SIZE = re.compile(r"(\d{1,18})([kMG]?)i?B?")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 _POWERS = {"": 0, "k": 10, "M": 20, "G": 30}
 
 
@@ -100,8 +101,19 @@ class ServeOptions:
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise ValueError(f"model is {shown(self.model)}: it must be a name that is not empty")
+        if self.model.startswith("--"):
+            raise ValueError(
+                f"model is {shown(self.model)}: give the model before the options and without "
+                "--model, as in nv serve MODEL --port 8000"
+            )
         for name in "served_model_name", "api_key", "allowed_origins":
             self._make(name, _texts)
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins has {shown(origin)}: each must be * or an origin, such as "
+                    "https://example.com, without a path"
+                )
         for name in "max_queue", "max_body_bytes", "max_n", "max_grammar_bytes":
             self._make(name, values.integer, 1)
         self._make("max_grammar_depth", values.integer, 1, 100)

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 from nv_engine import values
+from nv_engine.values import shown
 from starlette.types import ASGIApp
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
@@ -35,6 +36,7 @@ class BatchJob:
 
     Raises:
         ValueError: at construction, for a value out of range.
+        FileNotFoundError: at construction, for a file that is not there or cannot be.
     """
 
     input_file: Path
@@ -44,6 +46,16 @@ class BatchJob:
 
     def __post_init__(self) -> None:
         values.integer("concurrency", self.concurrency, 1)
+        if not self.input_file.is_file():
+            raise FileNotFoundError(
+                f"input_file is {shown(str(self.input_file))}, which is not a file: give one with "
+                "a request per line"
+            )
+        if self.output_file.is_dir() or not self.output_file.parent.is_dir():
+            raise FileNotFoundError(
+                f"output_file is {shown(str(self.output_file))}, which cannot be a file there: "
+                "give a name in a folder that exists"
+            )
         if self.output_file.exists() and self.output_file.samefile(self.input_file):
             raise ValueError(
                 f"input and output are both {self.input_file}: give the output another name"
