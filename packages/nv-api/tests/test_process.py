@@ -26,6 +26,19 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert len(found) == len(threads), found
 """
+DAEMON = """
+import sys, threading
+from nv_api import LLM, SamplingParams
+llm = LLM(sys.argv[1], device="cpu", max_model_len=64, num_kvcache_blocks=4)
+params, begun = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), threading.Event()
+def work():
+    while True:
+        for delta in llm.stream("ab", params):
+            begun.set()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+sys.exit(3)
+"""
 SECONDS = 60  # after which a child that hangs is ended
 
 
@@ -134,3 +147,10 @@ def test_16_an_engine_is_not_copied_or_sent_away(kind, take):
     engine = object.__new__(kind)  # whatever it holds
     with pytest.raises(TypeError, match=rf"^{kind.__name__} holds a running engine, .* make one"):
         take(engine)
+
+
+def test_16_the_interpreter_ends_while_a_daemon_thread_steps(checkpoint):
+    for _ in range(3):
+        command = [sys.executable, "-c", DAEMON, str(checkpoint)]
+        ended = subprocess.run(command, timeout=2 * SECONDS, capture_output=True, text=True)
+        assert ended.returncode == 3, ended.stderr

@@ -182,7 +182,8 @@ CONFIGS = {
     "lora_alpha is inf: it must be a positive number": {"lora_alpha": float("inf")},
     "lora_alpha is 1000.*: it must be a positive number": {"lora_alpha": 10**400},
     r"rank_pattern\['q'\] is 1.5": {"rank_pattern": {"q": 1.5}},
-    "not a regular expression": {"alpha_pattern": {"(": 1}},
+    r"rank_pattern has the regular expression '\(', which is none": {"rank_pattern": {"(": 1}},
+    "alpha_pattern has .* whose match could take for ever": {"alpha_pattern": {"([a-z.]+)+X": 1}},
     "s: the rank of model.layers.0.mlp.down_proj is 8 and max_lora_rank is 4: .*_rank=8$": {},
     r"lora_A.weight has the shape \[8, 128\].*r = 9 it must be \[9, 128\]": {"r": 9},
 }

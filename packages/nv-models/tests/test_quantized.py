@@ -290,6 +290,7 @@ def test_variants_that_are_not_read_are_named(edited, fields, message):
     ("fields", "message"),
     [
         ({"ignore": ["re:*q"]}, r"ignore has the regular expression '\*q', which is none"),
+        ({"ignore": ["re:(.|[a-z])*!"]}, "ignore has .*, whose match could take for ever: write"),
         ({"targets": ["re:model.*("]}, r"config_groups\.group_0\.targets has the regular"),
         ({"targets": None}, r"config_groups\.group_0 has no targets: name its modules"),
         ({"config_groups": {}}, r"w4/config\.json: config_groups is empty: it must have a group"),

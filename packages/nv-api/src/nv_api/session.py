@@ -6,6 +6,7 @@ user wrote (prompts come tokenized) and never makes text (the processor does).
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from nv_engine.user_line import warn_user
 from nv_engine.values import one_id
 
 from nv_api.collector import CollectorPause
+from nv_api.exit_gate import ExitGate
 from nv_api.interrupts import whole_step
 from nv_api.outputs import CompletionOutput, RequestOutput
 from nv_api.pooled_request import PooledRequest
@@ -61,6 +63,8 @@ class Session:
         self._warned_of_full_pool = False
         self._is_closed = False
         self._turn = threading.RLock()  # reentrant: a progress bar may call back
+        self._gate = ExitGate(self._turn)
+        weakref.finalize(self, self._gate.close)  # at the latest at the interpreter's end
 
     @property
     def finished(self) -> bool:
@@ -308,6 +312,7 @@ class Session:
         if not self._engine.is_here:
             return  # a fork inherited this stream; the steps belong to the parent
         while self._engine.has_unfinished and not self._processor.has_unfinished:
+            self._gate.go_through()
             self._engine.step()
 
     def _abort(self, requests: Sequence[AnyRequest]) -> None:
@@ -342,6 +347,7 @@ class Session:
             raise RuntimeError(
                 "this LLM is closed, its unfinished requests are lost: make a new one"
             )
+        self._gate.go_through()
         with self._alone(), whole_step():
             step, ended = self._settle(own)
         self._warn_of_full_pool(ended)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from nv_models.fields import flag, naming, number, read_json, size, strings, table
 from nv_models.missing import is_there, why_missing
+from nv_models.quantization.expression import check_expression
 
 Number = TypeVar("Number", int, float)
 """Of the values of a pattern."""
@@ -149,11 +150,5 @@ def _pattern(
     for pattern, value in table(values, name).items():
         place = f"{name}[{pattern!r}]"
         found[pattern] = read({place: value}, place)
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(
-                f"{name} has the pattern {pattern!r}, which is not a regular expression "
-                f"({error}): mend it"
-            ) from error
+        check_expression(pattern, name)
     return found

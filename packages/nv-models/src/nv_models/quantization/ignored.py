@@ -8,12 +8,17 @@ import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 
+from nv_models.quantization.expression import check_expression
+
 
 def is_ignored(module: str, patterns: Sequence[str]) -> bool:
     """Whether a pattern matches a module.
 
     A pattern is some parts of the name (`lm_head`, `mlp.gate`, `model.layers.3`), or a regular
     expression for its beginning.
+
+    Raises:
+        ValueError: the match of an expression could take for ever.
     """
     return _is_ignored(module, tuple(patterns))
 
@@ -35,4 +40,5 @@ def _expressions(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
             found.append(re.compile(rf"(?:{pattern})(?:\.|$)"))
         except re.error:  # not an expression
             continue
+        check_expression(pattern, "the list of modules in floats")
     return tuple(found)
