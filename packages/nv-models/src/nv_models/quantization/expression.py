@@ -37,7 +37,7 @@ def check_expression(pattern: str, field: str) -> None:
 
 @dataclass
 class _Group:
-    """What stands in an open bracket."""
+    """The contents of an open bracket."""
 
     num_choices: int = 1
     repeats: bool = False
