@@ -338,8 +338,9 @@ def make_model(*, small: bool) -> Path:
     size = SMALL["vocab_size"] if small else VOCAB
     folder = model_folder("qwen3-0.6b", eos_token_id=size - 1, **(SMALL if small else {}))
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*letters, *(word(place) for place in range(size - 1 - len(letters))), "<|im_end|>"]
-    made = Tokenizer(models.BPE({token: place for place, token in enumerate(words)}, []))
+    words, merges = made_words(size - 1 - len(letters))
+    vocabulary = [*letters, *words, "<|im_end|>"]
+    made = Tokenizer(models.BPE({token: place for place, token in enumerate(vocabulary)}, merges))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken("<|im_end|>", special=True)])
@@ -348,10 +349,17 @@ def make_model(*, small: bool) -> Path:
     return folder
 
 
-def word(place: int) -> str:
-    """A space and four letters, different for each of the first 456,976."""
-    letters = (chr(97 + place // 26**power % 26) for power in range(4))
-    return "Ġ" + "".join(letters)
+def made_words(num: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Words that begin with a space, and the merges that make each of a shorter word."""
+    space = "Ġ"
+    words: list[str] = []
+    merges: list[tuple[str, str]] = []
+    for place in range(num):
+        parent = words[place // 26 - 1] if place >= 26 else space
+        letter = chr(97 + place % 26)
+        words.append(parent + letter)
+        merges.append((parent, letter))
+    return words, merges
 
 
 if __name__ == "__main__":

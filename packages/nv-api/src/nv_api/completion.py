@@ -145,8 +145,10 @@ class Completion:
         num_tokens, pieces = len(self.token_ids), self._pieces
         self._read(num_tokens - self._num_hidden)
         num_given, first = self._given
-        self._given = len(pieces), num_tokens
-        return self._output("".join(pieces[num_given:]), first)
+        num_pieces = len(pieces)
+        self._given = num_pieces, num_tokens
+        text = pieces[-1] if num_pieces - num_given == 1 else "".join(pieces[num_given:])
+        return self._output(text, first)
 
     def output(self) -> CompletionOutput:
         """The completion as users see it: a snapshot, final once it has finished."""

@@ -134,7 +134,13 @@ class RequestStream:
             self._busy.set_result(room)
 
     def _deltas(self) -> list[CompletionOutput]:
-        deltas = [each.delta() for each in self._running if each.has_news]
+        running = self._running
+        if len(running) == 1:  # nearly always; without the frame of a comprehension
+            if not running[0].has_news:
+                return []
+            deltas = [running[0].delta()]
+        else:
+            deltas = [each.delta() for each in running if each.has_news]
         for delta in deltas:
             if delta.finish_reason is not None:
                 self._running.remove(self.request.completions[delta.index])

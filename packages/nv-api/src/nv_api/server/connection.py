@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from nv_api.server.arrivals import Arrivals
 from nv_api.server.errors import INVALID, ApiError, invalid
 from nv_api.server.guard import ABORT, WRITER
 from nv_api.server.listening import Listening
@@ -46,11 +47,18 @@ class Connection(HttpToolsProtocol):
 
     Args:
         listening: has the times.
+        arrivals: those of all connections.
         **options: of uvicorn's.
     """
 
-    def __init__(self, listening: Listening, **options: Any) -> None:  # noqa: ANN401  # as uvicorn's
+    def __init__(
+        self,
+        listening: Listening,
+        arrivals: Arrivals,
+        **options: Any,  # noqa: ANN401  # as uvicorn's
+    ) -> None:
         super().__init__(**options)
+        self._arrivals = arrivals
         seconds = {Part.HEAD: listening.head_timeout, Part.BODY: listening.body_timeout}
         self._seconds = seconds
         self._deadline = ReadDeadline(seconds, self._expire)
@@ -109,7 +117,11 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:  # noqa: ANN401
         self._running = cycle
         cycle.scope["state"][WRITER] = StreamWriter(cycle)
-        super()._start_asgi_task(cycle, app)
+        begin = partial(super()._start_asgi_task, cycle, app)
+        if cycle.scope["method"] == "GET":  # a health check does not wait for them
+            begin()
+        else:
+            self._arrivals.add(begin)
 
     def data_received(self, data: bytes) -> None:
         """Parse a packet; refuse a head, a chunk's size or a trailer that does not end."""

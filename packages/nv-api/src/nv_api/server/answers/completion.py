@@ -132,6 +132,7 @@ class CompletionEvents(EndsWithDone):
         self._usage = usage
         self._head = form.head.fields(KIND)
         self._choices = Choices(form, requests)
+        self._num_choices = form.num_choices
         self._has_ids = [not form.head.has_token_ids] * len(self._choices)
         is_plain = not (
             form.has_logprobs
@@ -147,7 +148,7 @@ class CompletionEvents(EndsWithDone):
         """The events of a delta: its text and its end."""
         if self._prefixes is None:
             return self._full(number, delta)
-        index = self._choices.index(number, delta)
+        index = number * self._num_choices + delta.index
         text, reason = delta.text, delta.finish_reason
         events = self._prefixes[index] + orjson.dumps(text) + self._suffix if text else b""
         return events if reason is None else events + self._end(index, reason, delta.stop_reason)
