@@ -1,14 +1,11 @@
-// Many rows by a quantized weight: 32 of its rows are expanded once into tiles, as tiles.h has them, and
-// multiply all rows of x: by AMX, or by AVX-512 with an output per lane.
+// Many rows by a quantized weight: 32 of its rows are expanded once into tiles and multiply all rows of x.
 //
 // A row's bits do not depend on the other rows, but they differ from those of `quantized_tile`.
 #pragma once
 
 // Rows up to which `quantized_tile` is faster. Without AMX measured at 1 to 128 rows (two cores of an
 // AMD EPYC 9004, one thread's time, layers of 576 by 1,536 in Q4_1).
-inline int64_t few_rows(bool has_tiles) { return has_tiles ? 4 : 16; }
-
-constexpr int64_t PAIR = 2 * TILE_OUTPUTS;
+inline int64_t few_rows() { return has_amx() ? 4 : 16; }
 
 // 16 rows of 16 pairs of columns, `stride` values apart -> a tile: 16 pairs of 16 outputs.
 inline void transpose(const bf16* rows, int64_t stride, bf16* tile) {
@@ -52,46 +49,12 @@ inline void expand_tiles(const Quantized& by, int64_t n, bf16* rows, bf16* tiles
     }
 }
 
-// ROWS rows by 32 outputs, with a lane per output.
-template <int ROWS>
-inline void multiply_lanes(const bf16* x, const bf16* tiles, int64_t size, float* sums) {
-    const bf16 *first = tiles, *second = tiles + size * TILE_OUTPUTS;
-    __m512 low[ROWS], high[ROWS];
-    for (int i = 0; i < ROWS; i++) low[i] = high[i] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < size; k += 2, first += 32, second += 32) {
-        __m512bh w0, w1;
-        std::memcpy(&w0, first, sizeof w0);
-        std::memcpy(&w1, second, sizeof w1);
-        for (int i = 0; i < ROWS; i++) {
-            int32_t pair;
-            std::memcpy(&pair, x + i * size + k, sizeof pair);
-            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-            low[i] = _mm512_dpbf16_ps(low[i], both, w0);
-            high[i] = _mm512_dpbf16_ps(high[i], both, w1);
-        }
-    }
-    for (int i = 0; i < ROWS; i++) {
-        store(sums + i * PAIR, (Vec)low[i]);
-        store(sums + i * PAIR + TILE_OUTPUTS, (Vec)high[i]);
-    }
-}
-
-inline void multiply_lanes(const bf16* x, const bf16* tiles, int64_t size, int64_t num_rows,
-                           float* sums) {
-    int64_t m = 0;
-    for (; m + 12 <= num_rows; m += 12)
-        multiply_lanes<12>(x + m * size, tiles, size, sums + m * PAIR);
-    for (; m + 4 <= num_rows; m += 4)
-        multiply_lanes<4>(x + m * size, tiles, size, sums + m * PAIR);
-    for (; m < num_rows; m++) multiply_lanes<1>(x + m * size, tiles, size, sums + m * PAIR);
-}
-
 // Whether tiles are faster for this number of rows of bf16.
 inline bool is_worth_tiles(const Quantized& by, int64_t num_rows) {
-    return !by.invariant && num_rows > few_rows(use_tiles()) && by.num_columns % TILE_COLUMNS == 0;
+    return !by.invariant && num_rows > few_rows() && by.num_columns % TILE_COLUMNS == 0;
 }
 
-// Outputs n to n + 32; a thread that has tiles releases them afterwards.
+// Outputs n to n + 32; the thread calls `release_tiles` afterwards.
 template <typename T, typename O>
 inline void pair_of_tiles(const Quantized& by, const bf16* x, const float* x_scale, const T* bias,
                           O* out, int64_t num_rows, int64_t n) {
@@ -99,22 +62,19 @@ inline void pair_of_tiles(const Quantized& by, const bf16* x, const float* x_sca
     float* sums = scratch<float>(BLOCK_ROWS * PAIR + (TILE_OUTPUTS + PAIR) * size / 2);
     bf16 *rows = (bf16*)(sums + BLOCK_ROWS * PAIR), *tiles = rows + TILE_OUTPUTS * size;
     expand_tiles(by, n, rows, tiles);
-    if (use_tiles())
-        tile_pair(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0);
-    else
-        multiply_lanes(x, tiles, size, num_rows, sums);
+    tile_pair(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0);
     finish(by, sums, PAIR, x_scale, bias, out, num_rows, n, std::min(PAIR, by.num_outputs - n));
 }
 
 template <typename T, typename O>
 inline void multiply_by_tiles(const Quantized& by, const bf16* x, const float* x_scale,
                               const T* bias, O* out, int64_t num_rows, int threads) {
-    int64_t num_pairs = (by.num_outputs + PAIR - 1) / PAIR;
+    int64_t num_pairs = tile_pairs_of(by.num_outputs);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
         for (int64_t pair = 0; pair < num_pairs; pair++)
             pair_of_tiles(by, x, x_scale, bias, out, num_rows, pair * PAIR);
-        if (use_tiles()) release_tiles();
+        release_tiles();
     }
 }

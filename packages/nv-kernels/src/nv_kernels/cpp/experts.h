@@ -53,7 +53,7 @@ struct Gate {
 };
 
 // gate_up [E, 2 F, K], gate rows then up rows; down [E, K, F]; K is `size`, F is `width`. In tiles, each
-// expert's matrix is laid out as tiles.h has it. Biases [E, 2 F] and [E, K] may be null.
+// expert's matrix is laid out as tile_layout.h has it. Biases [E, 2 F] and [E, K] may be null.
 template <typename T>
 struct Experts {
     const T *gate_up, *down, *gate_up_bias, *down_bias;

@@ -26,7 +26,8 @@ LINEAR(linear, bf16, float, bf16_fp32)
 LINEAR(linear_tiles, bf16, bf16, bf16_bf16)
 LINEAR(linear_tiles, bf16, float, bf16_fp32)
 
-int may_use_tiles_bf16() { return may_use_tiles(); }
+int has_tiles_bf16() { return HAS_TILES; }
+int has_amx_bf16() { return has_amx(); }
 
 #define LINEAR_QUANTIZED(T, O, name)                                                              \
     void linear_quantized_##name(const Quantized* by, const T* x, const T* bias, O* out,          \

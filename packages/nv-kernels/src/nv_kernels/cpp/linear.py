@@ -23,7 +23,7 @@ FEW_ROWS = 4  # rows up to which a bf16 product by vectors beats torch; measured
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Lay a weight out for `linear`: fp32 as it is stored, bf16 in tiles if the processor has AMX.
+    """Lay a weight out for `linear`: fp32 as it is stored, bf16 in tiles if the processor reads them.
 
     Args:
         weight: [N, K].
@@ -50,15 +50,16 @@ def tiled(weight: torch.Tensor) -> torch.Tensor:
 def pack_head(weight: torch.Tensor) -> torch.Tensor:
     """Lay the head's weight out for `logits`: in tiles if the processor has AMX, else as stored.
 
+    As it is stored, a head that is the embedding needs no second copy, and few rows take as long.
+
     Args:
         weight: [V, E].
 
     Returns:
         The weight for `logits`; oneDNN packs it only if no kernel of ours supports it.
     """
-    packed = pack_weight(weight)
     can_read = kernel("linear", weight.dtype, torch.float32) is not None
-    return weight.contiguous() if packed.is_mkldnn and can_read else packed
+    return weight.contiguous() if can_read and not has_amx() else pack_weight(weight)
 
 
 def is_in_tiles(weight: torch.Tensor) -> bool:
@@ -68,9 +69,16 @@ def is_in_tiles(weight: torch.Tensor) -> bool:
 
 @cache
 def has_tiles() -> bool:
-    """Whether this processor has bf16 matrix tiles (Intel AMX) and the system permits their use."""
+    """Whether this processor multiplies pairs of bf16: by Intel AMX, or by AVX512-BF16."""
     built = library()
-    return built is not None and bool(built.may_use_tiles_bf16())
+    return built is not None and bool(built.has_tiles_bf16())
+
+
+@cache
+def has_amx() -> bool:
+    """Whether this processor has matrix tiles (Intel AMX), and the system permits their use."""
+    built = library()
+    return built is not None and bool(built.has_amx_bf16())
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

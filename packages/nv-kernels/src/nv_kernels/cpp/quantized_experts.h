@@ -54,7 +54,7 @@ void multiply_in(const std::vector<ExpertRows>& groups, const C* x, const float*
                            out + rows.first * outputs, rows.last - rows.first, n,
                            std::min(SHARE, outputs - n));
         }
-        if (use_tiles()) release_tiles();
+        release_tiles();
     }
 }
 
