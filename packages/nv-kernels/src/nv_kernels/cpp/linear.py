@@ -23,7 +23,7 @@ FEW_ROWS = 4  # rows up to which a bf16 product by vectors beats torch; measured
 
 
 def pack_weight(weight: torch.Tensor) -> torch.Tensor:
-    """Lay a weight out for `linear`: fp32 as it is stored, bf16 in tiles if the processor reads them.
+    """Lay a weight out for `linear`: fp32 as stored, bf16 in tiles if the processor reads them.
 
     Args:
         weight: [N, K].
