@@ -316,6 +316,25 @@ def test_broken_files(float_checkpoint, adapters, tmp_path):
         AdapterFiles.open(folder)
 
 
+def test_a_file_that_is_cut_off_while_it_is_read_ends_no_process(base_pool, adapters, tmp_path):
+    base, pool = base_pool
+    folder = adapters.write_adapter(tmp_path / "adapter", base, r=4)
+    files, weights = AdapterFiles.open(folder), folder / "adapter_model.safetensors"
+    whole = weights.read_bytes()
+    name = list(files.shapes)[-1]
+    with files.read() as reader:
+        assert reader.whole(name).shape == files.shapes[name]
+        os.truncate(weights, len(whole) // 2)
+        with pytest.raises(ValueError, match="has changed while it was read"):
+            reader.whole(name)
+    with pytest.raises(ValueError, match="has changed while it was read"):
+        pool.fill(pool.image(), files)
+    for length in (0, 5, 40):
+        os.truncate(weights, length)
+        with pytest.raises(ValueError, match="has changed while it was read"):
+            files.read()
+
+
 def test_values_that_are_not_finite_or_changed(base_pool, adapters, tmp_path):
     base, pool = base_pool
     folder = adapters.write_adapter(tmp_path / "adapter", base, r=4)

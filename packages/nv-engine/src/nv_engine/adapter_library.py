@@ -143,6 +143,6 @@ class AdapterLibrary:
                     known.adapter.failure = (
                         f"{known.files.folder} has changed while it was read: ask again"
                     )
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 known.adapter.failure = f"{known.files.folder} cannot be read: {error}"
             self._has_read.set()

@@ -5,6 +5,8 @@ Opening reads the config and the header; values are read a matrix at a time.
 """
 
 import hashlib
+import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +31,13 @@ from nv_models.pointer import POINTER, is_pointer
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+CHANGED = "has changed while it was read: load it with load_inplace=True"
 PIECE = 2**20
 """Bytes that are read at once for the digest."""
 MOST_PROBLEMS = 2
@@ -225,27 +233,59 @@ class AdapterFiles:
         return digest.digest()
 
     def read(self) -> "AdapterReader":
-        """The open file, for values."""
+        """The open file, for values; to be used in a `with` statement.
+
+        Raises:
+            ValueError: the file was cut off since the folder was opened.
+        """
         return AdapterReader(self.folder / WEIGHTS)
 
 
 class AdapterReader:
-    """The values of an adapter's tensors."""
+    """The values of an adapter's tensors.
 
-    def __init__(self, file: Path) -> None:
-        self._file: Any = safe_open(file, framework="pt")
+    They are read, not mapped: a training that saves again may cut the file off at any time, and a
+    page that is gone would end the process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb")
+        try:
+            length = int.from_bytes(self._bytes(0, 8), "little")
+            self._tensors: dict[str, Any] = json.loads(self._bytes(8, length))
+        except ValueError as error:
+            self._file.close()
+            raise ValueError(f"{path} {CHANGED}") from error
+        self._start = 8 + length
+
+    def __enter__(self) -> "AdapterReader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
 
     def slice(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
-        """Some rows and columns of a matrix, in fp32 on the host."""
-        with torch.device("cpu"):
-            values: torch.Tensor = self._file.get_slice(name)[rows, columns]
-        return values.float()
+        """Some rows and columns of a matrix, in fp32 on the host; other rows are not read."""
+        entry = self._tensors[name]
+        first, last, _ = rows.indices(entry["shape"][0])
+        width, dtype = math.prod(entry["shape"][1:]), FLOATS[entry["dtype"]]
+        at = self._start + entry["data_offsets"][0] + first * width * dtype.itemsize
+        data = self._bytes(at, (last - first) * width * dtype.itemsize)
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, device="cpu")
+        values = flat.view(last - first, *entry["shape"][1:])
+        return values[:, columns].float() if values.dim() > 1 else values.float()
 
     def whole(self, name: str) -> torch.Tensor:
         """A whole tensor, in fp32 on the host."""
-        with torch.device("cpu"):
-            values: torch.Tensor = self._file.get_tensor(name)
-        return values.float()
+        return self.slice(name, slice(None), slice(None))
+
+    def _bytes(self, start: int, length: int) -> bytearray:
+        self._file.seek(start)
+        data = bytearray(self._file.read(length))
+        if len(data) != length:
+            raise ValueError(f"{self._path} {CHANGED}")
+        return data
 
 
 def _above(max_rank: int, found: Sequence[LowRank]) -> list[str]:

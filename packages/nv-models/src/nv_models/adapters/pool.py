@@ -13,7 +13,7 @@ import nv_kernels as nk
 import torch
 from torch import nn
 
-from nv_models.adapters.files import AdapterFiles, AdapterReader, LowRank, Saved
+from nv_models.adapters.files import CHANGED, AdapterFiles, AdapterReader, LowRank, Saved
 from nv_models.adapters.targets import AdapterTargets
 from nv_models.causal import CausalLM
 from nv_models.layers.embedding import Embedding, Head
@@ -166,22 +166,21 @@ class AdapterPool:
             ValueError: as `AdapterFiles.matrices`, or a value is not finite, or the files have
                 changed since they were opened.
         """
-        matrices, reader = files.matrices(self.targets, self.max_rank), files.read()
+        matrices = files.matrices(self.targets, self.max_rank)
         for part in image:
             part.zero_()
-        for matrix in matrices:
-            if matrix.module == "score":
-                product = reader.whole(matrix.b) @ reader.whole(matrix.a) * matrix.scale
-                image.score[:, :-1] += product
-                continue
-            for place in self._places[matrix.module]:
-                self._fill(image.values, reader, matrix, place)
-        for module in files.saved():
-            self._replace(image.score, reader, module)
+        with files.read() as reader:
+            for matrix in matrices:
+                if matrix.module == "score":
+                    product = reader.whole(matrix.b) @ reader.whole(matrix.a) * matrix.scale
+                    image.score[:, :-1] += product
+                    continue
+                for place in self._places[matrix.module]:
+                    self._fill(image.values, reader, matrix, place)
+            for module in files.saved():
+                self._replace(image.score, reader, module)
         if not files.is_unchanged():
-            raise ValueError(
-                f"{files.folder} has changed while it was read: load it with load_inplace=True"
-            )
+            raise ValueError(f"{files.folder} {CHANGED}")
         if not all(bool(part.isfinite().all()) for part in image):
             raise ValueError(
                 f"{files.folder} holds NaN or infinity, or values too large for {self.dtype}: train"
