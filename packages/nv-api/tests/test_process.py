@@ -39,6 +39,15 @@ threading.Thread(target=work, daemon=True).start()
 begun.wait()
 sys.exit(3)
 """
+AT_EXIT = """
+import atexit, sys
+def last():
+    print(len(llm.generate("ab", params, use_tqdm=False)[0].outputs[0].token_ids), flush=True)
+atexit.register(last)  # before nv's own handlers, so that it runs after them
+from nv_api import LLM, SamplingParams
+llm = LLM(sys.argv[1], device="cpu", max_model_len=64, num_kvcache_blocks=4)
+params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+"""
 SECONDS = 60  # after which a child that hangs is ended
 
 
@@ -156,3 +165,9 @@ def test_16_the_interpreter_ends_while_a_daemon_thread_steps(checkpoint):
             command, check=False, timeout=2 * SECONDS, capture_output=True, text=True
         )
         assert ended.returncode == 3, ended.stderr
+
+
+def test_16_the_main_thread_generates_at_the_interpreters_end(checkpoint):
+    command = [sys.executable, "-c", AT_EXIT, str(checkpoint)]
+    ended = subprocess.run(command, check=False, timeout=SECONDS, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "5\n"), ended.stderr

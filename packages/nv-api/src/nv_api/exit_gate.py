@@ -25,8 +25,11 @@ class ExitGate:
         self._stopped = threading.Event()
 
     def go_through(self) -> None:
-        """Return at once; once the gate is closed, never."""
-        if self._is_closed:
+        """Return at once; once the gate is closed, only in the main thread, which Python waits for.
+
+        An `atexit` handler of the program may still generate there.
+        """
+        if self._is_closed and threading.current_thread() is not threading.main_thread():
             self._stopped.set()
             threading.Event().wait()
 
