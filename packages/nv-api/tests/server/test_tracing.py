@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import re
 import socket
 import threading
 import time
@@ -161,9 +162,14 @@ def test_embeddings_are_a_span_too(pooling, collector):
     assert "xylophone" not in str(span)
 
 
-def test_a_wrong_endpoint_is_refused():
-    with pytest.raises(ValueError, match="otlp_endpoint is 'grpc://x': it must be a URL of OTLP"):
-        ServeOptions(model="m", otlp_endpoint="grpc://x")
+@pytest.mark.parametrize(
+    "text",
+    ["grpc://x", "http://a:99999", "http://a:0", "http://a:b", "http://[::1", "http://:4318", "a"],
+)
+def test_a_wrong_endpoint_is_refused(text):
+    wanted = f"otlp_endpoint is '{text}': it must be a URL of OTLP"
+    with pytest.raises(ValueError, match=re.escape(wanted)):
+        ServeOptions(model="m", otlp_endpoint=text)
 
 
 def test_without_the_extra_only_the_endpoint_is_refused(monkeypatch, serve):

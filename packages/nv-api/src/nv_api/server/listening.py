@@ -73,7 +73,7 @@ class Listening:
         Raises:
             OSError: it cannot.
         """
-        if self.uds is not None or self.port == 0:
+        if self.uds is not None:
             return
         place = f"{self.host}:{self.port}"
         try:

@@ -37,8 +37,12 @@ def checked_endpoint(text: str) -> str:
         ValueError: not a URL of http or https.
         ImportError: the extra is not installed.
     """
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    try:
+        parts = urlsplit(text)
+        is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # brackets of IPv6, or a port that is no number up to 65,535
+        is_url = False
+    if not is_url:
         raise ValueError(
             f"otlp_endpoint is {shown(text)}: it must be a URL of OTLP over HTTP, such as "
             "http://localhost:4318/v1/traces"
