@@ -99,7 +99,7 @@ def test_an_empty_host_is_every_address():
 
 def test_the_host_of_any_free_port_is_checked_too():
     Listening(host="127.0.0.1", port=0).check_free()
-    with pytest.raises(OSError, match="host is 'no such host': .*; give an address of this"):
+    with pytest.raises(OSError, match=r"host is 'no such host': .*; give an address of this"):
         Listening(host="no such host", port=0).check_free()
     with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:0: "):
         Listening(host="192.0.2.1", port=0).check_free()  # of no machine (RFC 5737)
