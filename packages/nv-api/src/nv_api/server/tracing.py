@@ -40,7 +40,7 @@ def checked_endpoint(text: str) -> str:
     try:
         parts = urlsplit(text)
         is_url = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # brackets of IPv6, or a port that is no number up to 65,535
+    except ValueError:  # brackets of IPv6, or a port past 65,535
         is_url = False
     if not is_url:
         raise ValueError(
