@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import nv_api.start
 import pytest
 import torch
+from nv_engine.log import LOGGER, VARIABLE
 from nv_engine.validation import numbered
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -25,6 +27,19 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 EOS = 256
 VOCAB_SIZE = 320
 MERGES = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "w"), ("S", "T"), ("O", "P")]
+
+
+@pytest.fixture(autouse=True)
+def log_of_before():
+    """`nv serve` sets NV_LOG and the log's level in its process, which may be that of the tests."""
+    given, level, handlers = os.environ.get(VARIABLE), LOGGER.level, [*LOGGER.handlers]
+    yield
+    LOGGER.setLevel(level)
+    LOGGER.handlers[:] = handlers
+    if given is None:
+        os.environ.pop(VARIABLE, None)
+    else:
+        os.environ[VARIABLE] = given
 
 
 def byte_level_tokenizer() -> PreTrainedTokenizerFast:

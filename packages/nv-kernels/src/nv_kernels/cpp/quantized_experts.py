@@ -56,32 +56,29 @@ class CppQuantizedExperts(QuantizedExperts):
 
 def quantized_experts(plain: QuantizedExperts) -> QuantizedExperts:
     """Make experts; see `nv_kernels.linear.experts.quantized.quantized_experts`."""
-    return _made(plain, is_invariant=False)
-
-
-def batch_invariant_quantized_experts(plain: QuantizedExperts) -> QuantizedExperts:
-    """Make experts of which every row of x is multiplied in the same way."""
-    return _made(plain, is_invariant=True)
-
-
-def _made(plain: QuantizedExperts, *, is_invariant: bool) -> QuantizedExperts:
     if kernel("experts_quantized", torch.float32) is None:
         return plain
-    stacks = [_stack(records, is_invariant) for records in plain.records.values()]
+    stacks = [_stack(records) for records in plain.records.values()]
     found = tuple(stack for stack in stacks if stack is not None)
     return plain if len(found) < len(stacks) else CppQuantizedExperts(**vars(plain), matrices=found)
 
 
-def _stack(
-    records: Sequence[Quantized], is_invariant: bool
-) -> ctypes.Array[QuantizedMatrix] | None:
+def batch_invariant_quantized_experts(plain: QuantizedExperts) -> QuantizedExperts:
+    """Make experts of which every row of x is multiplied in the same way."""
+    made = quantized_experts(plain)
+    if isinstance(made, CppQuantizedExperts):
+        for stack in made.matrices:
+            for matrix in stack:
+                matrix.invariant = True
+    return made
+
+
+def _stack(records: Sequence[Quantized]) -> ctypes.Array[QuantizedMatrix] | None:
     """Describe records to the kernel; None if it does not take one of them."""
     matrices = [None if _is_ordered(record) else matrix_of(record) for record in records]
     found = [matrix for matrix in matrices if matrix is not None]
     if len(found) < len(records):
         return None
-    for matrix in found:
-        matrix.invariant = is_invariant
     return (QuantizedMatrix * len(found))(*found)
 
 
