@@ -245,7 +245,8 @@ class AdapterReader:
     """The values of an adapter's tensors.
 
     They are read, not mapped: a training that saves again may cut the file off at any time, and a
-    page that is gone would end the process.
+    page that is gone would end the process. The safetensors library maps a file, or takes all its
+    bytes; a rank needs its slices.
     """
 
     def __init__(self, path: Path) -> None:
