@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import nv_api.start
 import pytest
+import torch
 from nv_api.cli import DEMO_SENTENCE, ENGINE_OPTIONS, app, main
 from nv_engine import EngineConfig
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 
@@ -60,6 +62,14 @@ def test_options_become_parameters(nv, engine, monkeypatch):
     ]
 
 
+def write_adapter(folder, rank):
+    config = '{"peft_type": "LORA", "r": 8, "lora_alpha": 8, "rank_pattern": {"q_proj": %d}}'
+    (folder / "adapter_config.json").write_text(config % rank)
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
+    tensors = {name.format("A"): torch.zeros(rank, 4), name.format("B"): torch.zeros(4, rank)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
 def test_an_adapter_is_loaded_for_its_rank(nv, monkeypatch, tmp_path):
     seen = []
     start, generate = nv_api.llm.start, nv_api.LLM.generate
@@ -70,8 +80,7 @@ def test_an_adapter_is_loaded_for_its_rank(nv, monkeypatch, tmp_path):
         return generate(self, prompts, params)
 
     monkeypatch.setattr(nv_api.LLM, "generate", note)
-    config = '{"peft_type": "LORA", "r": 8, "lora_alpha": 8, "rank_pattern": {"q_proj": 24}}'
-    (tmp_path / "adapter_config.json").write_text(config)
+    write_adapter(tmp_path, 24)
     result = nv("generate", "ab", "--model", "m", "--lora", f"poet={tmp_path}")
     assert result.exit_code == 0, result.stderr
     assert (seen[0]["enable_lora"], seen[0]["max_lora_rank"]) == (True, 24)
@@ -95,7 +104,7 @@ def test_a_chat_with_an_adapter(nv, monkeypatch, tmp_path):
         return stream(self, messages, params)
 
     monkeypatch.setattr(nv_api.LLM, "stream_chat", note)
-    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8, "lora_alpha": 8}')
+    write_adapter(tmp_path, 8)
     result = nv("chat", "--lora", f"poet={tmp_path}", input="a\n")
     assert result.exit_code == 0, result.stderr
     assert (seen[0]["enable_lora"], seen[0]["max_lora_rank"]) == (True, 8)

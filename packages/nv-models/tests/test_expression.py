@@ -28,6 +28,12 @@ def test_16_an_expression_whose_match_could_take_for_ever_is_refused(pattern):
         is_ignored("model.layers.0.mlp.gate_proj", [pattern])
 
 
+@pytest.mark.parametrize("pattern", ["(" * 3000 + ")" * 3000, "a{99999999999999}"])
+def test_a_pattern_that_cannot_be_compiled_matches_whole_parts_alone(pattern):
+    assert not is_ignored("lm_head", [pattern])
+    assert is_ignored("lm_head", [pattern, "lm_head"])
+
+
 def test_16_a_long_expression_is_refused():
     with pytest.raises(ValueError, match="of 65537 characters: it must have at most 65536"):
         check_expression("a" * (2**16 + 1), "dynamic")

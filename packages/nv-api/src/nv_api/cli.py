@@ -232,7 +232,7 @@ def _adapter(text: str) -> "LoRARequest":
 
 
 def rank_of(lora: "LoRARequest") -> int:
-    """The largest rank of an adapter, by its config."""
+    """The largest rank of an adapter, whose files are checked before a model loads."""
     from nv_models.adapters import largest_rank  # noqa: PLC0415  # imports torch: seconds
 
     return largest_rank(lora.lora_path)

@@ -173,7 +173,8 @@ def test_counts_and_tokens_take_the_name_too(served):
 def test_a_wrong_name_is_a_404_with_the_names(served, path, body):
     found = served.post(path, {**body, "model": "sailor"})
     assert found.status_code == 404
-    message = "there is no model 'sailor': this server has 'm/tiny', 'poet', 'pirate'"
+    names = "'m/tiny', 'poet', 'pirate'"
+    message = f"model is 'sailor', which this server does not have: give one of {names}"
     assert found.json()["error"]["message"] == message
     assert served.client.get("/v1/models/sailor").status_code == 404
 
@@ -428,6 +429,15 @@ def test_the_engine_gets_room_for_the_modules(folders):
     ):
         with pytest.raises(ValueError, match=message):
             room(given, *names, **more)
+
+
+@pytest.mark.parametrize("given", [{}, {"max_lora_rank": 512}])
+def test_a_rank_for_which_no_option_has_room_is_named(tmp_path, checkpoint, adapter_writer, given):
+    folder = write(adapter_writer, tmp_path / "huge", checkpoint, r=520)
+    options = ServeOptions(model="m", lora_modules=[LoRARequest("huge", 1, folder)])
+    message = r"^lora_modules huge: the largest rank of .* is 520: it can be at most 512; merge it"
+    with pytest.raises(ValueError, match=message):
+        with_room(given, options)
 
 
 @pytest.mark.parametrize(

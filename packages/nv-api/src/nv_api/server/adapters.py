@@ -97,7 +97,8 @@ class ServedAdapters:
             raise ApiError(
                 404,
                 INVALID,
-                f"lora_name is {name!r}: there is no such adapter; /v1/models lists them",
+                f"lora_name is {name!r}, which is not a loaded adapter: give one that /v1/models "
+                "lists",
                 param="lora_name",
                 code="adapter_not_found",
             )

@@ -7,9 +7,12 @@ Never logs one, and never makes a response (`envelopes.py`).
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nv_api.prompts import PromptTooLong
+
+if TYPE_CHECKING:
+    from nv_api.server.llm import ServedLLM
 
 INVALID, AUTHENTICATION, RATE, UNAVAILABLE, SERVER = (
     "invalid_request_error",
@@ -106,6 +109,17 @@ def unavailable(message: str, code: str) -> ApiError:
 def lost(reason: str) -> ApiError:
     """The engine is lost, and no request can run any more."""
     return unavailable(f"the engine is lost: {reason}", "engine_dead")
+
+
+@contextmanager
+def losses(llm: "ServedLLM") -> Iterator[None]:
+    """Make a RuntimeError into a 503 if the engine is lost; another stays as it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if llm.loss is None:
+            raise
+        raise lost(llm.loss) from error
 
 
 def too_many(message: str) -> ApiError:

@@ -14,7 +14,7 @@ from nv_engine.validation import numbered, plain_prompt
 from nv_api.outputs import CompletionOutput
 from nv_api.prompts import TokenPrompt
 from nv_api.request import Request
-from nv_api.server.errors import failed, lost, refusals
+from nv_api.server.errors import failed, losses, refusals
 from nv_api.server.llm import ServedLLM, ServedStream
 from nv_api.server.metrics import Metrics, Timing
 from nv_api.server.thought_tokens import ThoughtTokens
@@ -139,12 +139,8 @@ class Generation:
                     thoughts[delta.index].push(delta.token_ids)
             return take(number, deltas)
 
-        try:
+        with losses(self._llm):
             await stream.hand_on(each)
-        except RuntimeError as error:
-            if self._llm.loss is None:
-                raise
-            raise lost(self._llm.loss) from error
         max_tokens = params.max_tokens if isinstance(params, SamplingParams) else None
         timing.end(max_tokens, stream.request.metrics)
 
@@ -166,14 +162,12 @@ async def submit(
             await turn(number)
             tasks.append(asyncio.ensure_future(llm.submit(prompt, own)))
         await asyncio.wait(tasks)
-        with refusals("prompt"):
+        with losses(llm), refusals("prompt"):
             return [task.result() for task in tasks]
-    except BaseException as error:
+    except BaseException:
         for task in tasks:
             task.cancel()
             task.add_done_callback(_abort)
-        if isinstance(error, RuntimeError) and llm.loss is not None:
-            raise lost(llm.loss) from error
         raise
 
 

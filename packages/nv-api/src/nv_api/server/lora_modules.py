@@ -10,7 +10,7 @@ from typing import Any
 
 from nv_engine import EngineConfig, LoRARequest
 from nv_engine.values import shown, whole
-from nv_models.adapters import AdapterFiles, resolve_adapter
+from nv_models.adapters import largest_rank
 
 from nv_api.server.options import ServeOptions
 
@@ -90,8 +90,7 @@ def with_room(given: Mapping[str, Any], options: ServeOptions) -> dict[str, Any]
     ranks = [_rank(module) for module in modules]
     largest, asked = max(ranks), given.get("max_lora_rank")
     if asked is None:
-        default = EngineConfig.max_lora_rank
-        wanted = {"max_lora_rank": max(largest, default)} if largest > default else {}
+        wanted = {"max_lora_rank": largest} if largest > EngineConfig.max_lora_rank else {}
         return {**given, **wanted, "enable_lora": True}
     own = whole(asked)
     if own is not None and largest > own:
@@ -104,8 +103,8 @@ def with_room(given: Mapping[str, Any], options: ServeOptions) -> dict[str, Any]
 
 
 def _rank(module: LoRARequest) -> int:
-    """The largest rank of an adapter, whose files are checked as far as that needs no model."""
+    """The largest rank of an adapter; an error names the option."""
     try:
-        return AdapterFiles.open(resolve_adapter(module.lora_path)).largest_rank
+        return largest_rank(module.lora_path)
     except (ValueError, OSError) as error:
         raise ValueError(f"lora_modules {module.lora_name}: {error}") from error

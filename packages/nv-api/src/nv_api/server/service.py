@@ -134,7 +134,8 @@ class Service:
         raise ApiError(
             404,
             INVALID,
-            f"there is no model {shown(asked)}: this server has {', '.join(known)}",
+            f"model is {shown(asked)}, which this server does not have: give one of "
+            f"{', '.join(known)}",
             param="model",
             code="model_not_found",
         )

@@ -290,7 +290,7 @@ class AdapterReader:
 
 
 def _above(max_rank: int, found: Sequence[LowRank]) -> list[str]:
-    """The largest rank, if there is no room for it."""
+    """A sentence about the largest rank, if it is above `max_rank`; else an empty list."""
     largest = max(found, key=attrgetter("rank"), default=None)
     if largest is None or largest.rank <= max_rank:
         return []

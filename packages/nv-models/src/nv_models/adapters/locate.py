@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from nv_models.adapters.config import CONFIG, read_adapter_config
-from nv_models.adapters.files import WEIGHTS
+from nv_models.adapters.config import CONFIG, MERGE
+from nv_models.adapters.files import WEIGHTS, AdapterFiles
+from nv_models.adapters.targets import MAX_RANK
 from nv_models.locate import HUB_NAME
 from nv_models.missing import path_of
 
@@ -32,6 +33,18 @@ def resolve_adapter(name: str) -> Path:
 
 
 def largest_rank(name: str) -> int:
-    """The largest rank that an adapter's config names; raises as `resolve_adapter`."""
-    config = read_adapter_config(resolve_adapter(name))
-    return max([config.rank, *config.ranks.values()])
+    """The largest rank of an adapter, whose files are checked as far as that needs no model.
+
+    Args:
+        name: as of `resolve_adapter`.
+
+    Raises:
+        FileNotFoundError, ValueError: as `resolve_adapter` and `AdapterFiles.open`, or the rank is
+            above MAX_RANK.
+    """
+    rank = AdapterFiles.open(resolve_adapter(name)).largest_rank
+    if rank > MAX_RANK:
+        raise ValueError(
+            f"the largest rank of {name} is {rank}: it can be at most {MAX_RANK}; {MERGE}"
+        )
+    return rank

@@ -38,7 +38,7 @@ def _expressions(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
     for pattern in patterns:
         try:
             found.append(re.compile(rf"(?:{pattern})(?:\.|$)"))
-        except re.error:  # not an expression
+        except (re.error, RecursionError, OverflowError):  # not an expression
             continue
         check_expression(pattern, "the list of modules in floats")
     return tuple(found)

@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
 from nv_api.server.body import read_body
-from nv_api.server.errors import lost
+from nv_api.server.errors import losses
 from nv_api.server.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from nv_api.server.routes.described import body_of, errors
 from nv_api.server.service import Service, service_of
@@ -24,10 +24,8 @@ async def load_adapter(request: Request) -> PlainTextResponse:
     service = _open_service(request)
     asked = await read_body(request, LoadAdapterRequest, service.options.max_body_bytes)
     name, path, in_place = asked.lora_name, asked.lora_path, bool(asked.load_inplace)
-    try:
+    with losses(service.llm):
         await service.adapters.load(service.llm, name, path, in_place=in_place)
-    except RuntimeError as error:
-        raise _explained(error, service) from error
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -41,10 +39,8 @@ async def unload_adapter(request: Request) -> PlainTextResponse:
     """Offer an adapter no longer, if the server's options allow that."""
     service = _open_service(request)
     asked = await read_body(request, UnloadAdapterRequest, service.options.max_body_bytes)
-    try:
+    with losses(service.llm):
         await service.adapters.unload(service.llm, asked.lora_name)
-    except RuntimeError as error:
-        raise _explained(error, service) from error
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
 
@@ -54,8 +50,3 @@ def _open_service(request: Request) -> Service:
     service.lifecycle.check_open()
     service.check_adapters_change()
     return service
-
-
-def _explained(error: RuntimeError, service: Service) -> Exception:
-    """A lost engine as a 503; another error stays as it is."""
-    return error if service.llm.loss is None else lost(service.llm.loss)
