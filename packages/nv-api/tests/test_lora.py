@@ -18,6 +18,7 @@ import pytest
 import torch
 import transformers
 from nv_api import LLM, AsyncLLM, LoRARequest, PoolingParams, SamplingParams
+from nv_models.adapters import AdapterPool
 from safetensors.torch import load_file, save_file
 
 BESIDE = Path(__file__).parents[2] / "nv-models/tests"
@@ -362,6 +363,20 @@ def test_rows_gain_a_token_in_every_step_while_an_adapter_is_loaded(qwen3, monke
         assert ended.keys() == ids | {late}
         qwen3_ids = llm.generate([5, 6], greedy(), False, qwen3.requests[1])[0]["token_ids"]
         assert ended[late] == qwen3_ids != alone["token_ids"]
+
+
+def test_a_fault_while_an_adapter_is_read_leaves_its_trace(qwen3, monkeypatch, caplog):
+    def fill(*_):
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(AdapterPool, "fill", fill)
+    with LLM(str(qwen3.base), **OPTIONS) as llm:
+        with pytest.warns(match="KeyError: 'a fault'"):
+            (output,) = llm.generate([5, 6, 7], greedy(), False, qwen3.requests[0])
+        assert output.outputs[0].finish_reason == "error"
+        (record,) = [each for each in caplog.records if "cannot be read" in each.message]
+        assert isinstance(record.exc_info[1], KeyError)
+        assert llm.generate([5, 6, 7], greedy(), False)[0].outputs[0].finish_reason == "length"
 
 
 def test_a_closed_engine_keeps_no_adapter(qwen3):

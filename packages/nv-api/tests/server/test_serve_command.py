@@ -213,6 +213,15 @@ class Command:
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.reader.join(10)
+        self.process.stderr.close()
+
     def _read(self):
         for line in self.process.stderr:
             self.lines.append(line)
@@ -227,8 +236,7 @@ class Command:
 def test_s04_the_whole_of_it_answers_as_llm_does_and_ends_with_a_signal(checkpoint):
     options = {"max_model_len": 128, "dtype": "float32", "kvcache_block_size": 16}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    command = Command(checkpoint, *words, "--device=cpu", "--api-key", "sesame")
-    try:
+    with Command(checkpoint, *words, "--device=cpu", "--api-key", "sesame") as command:
         assert command.is_ready.wait(120)
         assert command.url, "".join(command.lines)
         with httpx.Client(
@@ -242,11 +250,6 @@ def test_s04_the_whole_of_it_answers_as_llm_does_and_ends_with_a_signal(checkpoi
             metrics = client.get("/metrics").text
         command.process.send_signal(signal.SIGTERM)
         assert command.process.wait(30) == 0
-    finally:
-        command.process.kill()
-        command.process.wait()
-        command.reader.join(10)
-        command.process.stderr.close()
     with LLM(checkpoint, device="cpu", **options) as llm:
         params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
         (output,) = llm.generate(["hello world"], params, use_tqdm=False)
@@ -266,8 +269,7 @@ def test_the_whole_of_it_offers_adapters_by_name(checkpoint, adapter_writer, tmp
     ]
     modules = [f"poet={folders[0]}", json.dumps({"name": "pirate", "path": str(folders[1])})]
     words = ["--lora-modules", *modules, "--max-loras", "2", "--device=cpu", "--dtype=float32"]
-    command = Command(checkpoint, *words, "--max-model-len=128", "--max-num-seqs=4")
-    try:
+    with Command(checkpoint, *words, "--max-model-len=128", "--max-num-seqs=4") as command:
         assert command.is_ready.wait(120)
         assert command.url, "".join(command.lines)
         with httpx.Client(base_url=command.url, timeout=60) as client:
@@ -276,11 +278,6 @@ def test_the_whole_of_it_offers_adapters_by_name(checkpoint, adapter_writer, tmp
             answers = [client.post("/v1/completions", json={**body, "model": n}) for n in names]
         command.process.send_signal(signal.SIGTERM)
         assert command.process.wait(30) == 0
-    finally:
-        command.process.kill()
-        command.process.wait()
-        command.reader.join(10)
-        command.process.stderr.close()
     assert names == [checkpoint, "poet", "pirate"]
     requests = [None, *(LoRARequest(f.name, n, f) for n, f in enumerate(folders, 1))]
     options = {"device": "cpu", "dtype": "float32", "max_model_len": 128, "max_num_seqs": 4}
@@ -294,14 +291,8 @@ def test_the_whole_of_it_offers_adapters_by_name(checkpoint, adapter_writer, tmp
 
 @pytest.mark.slow
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path):
-    command = Command(str(tmp_path / "none"), "--device=cpu")
-    try:
+    with Command(str(tmp_path / "none"), "--device=cpu") as command:
         assert command.process.wait(60) == 1
-    finally:
-        command.process.kill()
-        command.process.wait()
-        command.reader.join(10)
-        command.process.stderr.close()
     assert command.lines[-1].startswith("nv: ")
     assert str(tmp_path / "none") in command.lines[-1]
     assert "Traceback" not in "".join(command.lines)

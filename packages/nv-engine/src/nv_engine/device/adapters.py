@@ -20,6 +20,7 @@ from nv_engine.batch import NO_ADAPTER, AdapterFetch, AdapterLoad, Batch, Chunk,
 from nv_engine.device.head import HeadResult
 from nv_engine.device.inputs import Layout, StepInputs
 from nv_engine.device.upload import upload
+from nv_engine.log import LOGGER
 
 
 class AdapterUse(enum.Enum):
@@ -200,7 +201,8 @@ def _fill_images(
             job.has_ends = pool.fill(image.values, files)
         except (OSError, ValueError) as error:
             job.failure = f"adapter {source.name}: {error}"
-        except BaseException as error:
+        except BaseException as error:  # a fault of the program: the next job is still filled
+            LOGGER.error("adapter %s cannot be read", source.name, exc_info=error)
             job.failure = f"adapter {source.name}: {type(error).__name__}: {error}"
         read.put(job)
         job.ended.set()
