@@ -211,7 +211,7 @@ TENSORS = {
     "^/.*: lora_A.weight does not begin with base_model.model.: save the adapter with peft": {
         "lora_A.weight": torch.zeros(4, 128)
     },
-    "lora_A.default.weight has a name inside a model: save the adapter with peft's": {
+    "lora_A.default.weight is the name in a model: save the adapter with peft's": {
         A0.replace("lora_A", "lora_A.default"): torch.zeros(4, 128)
     },
     "base_model.model.x{183} is not a tensor of LoRA: merge": {

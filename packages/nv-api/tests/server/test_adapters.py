@@ -400,7 +400,7 @@ def test_both_forms_of_a_module():
         ('{"name": "a"}', r"path is None: it must be a text"),
         ('{"path": "a"}', r"name is None: it must be a text"),
         ('{"name": "", "path": "p"}', r"name is '': it must be a text"),
-        ('{"name": "a", "path": "p", "rank": 3}', r"with 'rank': there are name, path, base_mod"),
+        ('{"name": "a", "path": "p", "rank": 3}', r"with 'rank': leave it out, the fields are n"),
         ('{"name": "a", "path": ["p"]}', r"path is \['p'\]: it must be a text"),
         ('{"name": "a", "path": "p", "base_model_name": 5}', "base_model_name is 5"),
     ],
@@ -424,7 +424,7 @@ def test_the_engine_gets_room_for_the_modules(folders):
     assert room(given, allow_runtime_lora_updating=True) == given
     for given, names, more, message in (
         ({"max_lora_rank": 8}, ["poet", "giant"], {}, "giant: its largest rank is 24 and max_lora"),
-        ({"enable_lora": False}, ["poet"], {}, "lora_modules and enable_lora is False: leave one"),
+        ({"enable_lora": False}, ["poet"], {}, "enable_lora is False and lora_modules needs it: l"),
         ({}, [], {"allow_runtime_lora_updating": True}, "no room for adapters: give --enable-lora"),
     ):
         with pytest.raises(ValueError, match=message):

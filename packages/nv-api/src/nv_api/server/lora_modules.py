@@ -46,7 +46,8 @@ def _module_of_json(text: str, number: int) -> LoRARequest:
         ) from None
     if more := [name for name in found if name not in FIELDS]:
         raise ValueError(
-            f"lora_modules has {shown(text)} with {shown(more[0])}: there are {', '.join(FIELDS)}"
+            f"lora_modules has {shown(text)} with {shown(more[0])}: leave it out, the fields are "
+            f"{', '.join(FIELDS)}"
         )
     try:
         return LoRARequest(
@@ -85,7 +86,7 @@ def with_room(given: Mapping[str, Any], options: ServeOptions) -> dict[str, Any]
         return dict(given)
     if not given.get("enable_lora", True):
         raise ValueError(
-            "there are lora_modules and enable_lora is False: leave one of the two options out"
+            "enable_lora is False and lora_modules needs it: leave one of the two options out"
         )
     ranks = [_rank(module) for module in modules]
     largest, asked = max(ranks), given.get("max_lora_rank")

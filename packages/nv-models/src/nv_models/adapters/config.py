@@ -130,12 +130,12 @@ def _refuse(values: Mapping[str, Any]) -> None:
         )
     if more := [each for each in strings(values, "modules_to_save") if each not in SAVED]:
         raise ValueError(
-            f"modules_to_save has {more[0]!r}: of whole modules only a classifier's score "
+            f"modules_to_save has {more[0]!r:.200}: of whole modules only a classifier's score "
             f"is read; {MERGE}"
         )
     for name, value in values.items():
         if name not in WITHOUT_EFFECT and name not in REFUSED and value:
-            raise ValueError(f"{name} is {value!r:.200}, which is not known here: {MERGE}")
+            raise ValueError(f"{name:.200} is {value!r:.200}, which is not known here: {MERGE}")
 
 
 SAVED = ("score", "classifier")

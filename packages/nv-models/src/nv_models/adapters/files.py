@@ -357,5 +357,5 @@ def _why_not_known(name: str) -> str:
             "not its tensors alone"
         )
     if re.search(r"\.lora_(embedding_)?[AB]\.", name):  # with an adapter's name in it
-        return f"{shown} has a name inside a model: save the adapter with peft's save_pretrained"
+        return f"{shown} is the name in a model: save the adapter with peft's save_pretrained"
     return f"{shown} is not a tensor of LoRA: {MERGE}"
