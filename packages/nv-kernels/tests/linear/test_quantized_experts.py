@@ -366,8 +366,12 @@ class TestOnACard:
         mixed = (made.downs[0], moved(grouped(64, 32, bits=8, group=16), DEVICE))
         odd = tuple(moved(grouped(64, 96, bits=4, group=24), DEVICE) for _ in range(2))
         wide = plain(MAKERS["4 bits"], 2, 64, 96, device=DEVICE)
+        codes = plain(MAKERS["fp8, tokens"], 2, 64, 32, device=DEVICE)
+        weight_only = tuple(replace(each, inputs=None) for each in codes.ups)
         for by in (
             replace(made, gates=ordered),
+            replace(made, ups=codes.ups),  # gate and up of two classes
+            replace(codes, ups=weight_only),  # gate and up of which one quantizes its inputs
             replace(made, downs=mixed),
             replace(wide, downs=odd),
         ):

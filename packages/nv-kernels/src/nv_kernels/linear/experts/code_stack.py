@@ -92,10 +92,13 @@ class CodeStack:
 
 def lay_out_stack(records: Sequence[Quantized]) -> CodeStack | None:
     """Lay records of one shape out; None: no kernel takes them together."""
-    if isinstance(records[0], Fp8 | Int8):
-        return _lay_out_codes([each for each in records if isinstance(each, Fp8 | Int8)])
-    grouped = [each.grouped() if isinstance(each, Blocks) else each for each in records]
-    return _lay_out_groups([each for each in grouped if isinstance(each, Grouped)])
+    made = [each.grouped() if isinstance(each, Blocks) else each for each in records]
+    if len({(type(each), inputs_of(each)) for each in made}) > 1:
+        return None
+    codes = [each for each in made if isinstance(each, Fp8 | Int8)]
+    if codes:
+        return _lay_out_codes(codes)
+    return _lay_out_groups([each for each in made if isinstance(each, Grouped)])
 
 
 def _lay_out_groups(records: Sequence[Grouped]) -> CodeStack | None:
