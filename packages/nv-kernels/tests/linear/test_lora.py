@@ -299,13 +299,14 @@ class TestProducts:
         assert torch.equal(found[1:], without[1:])
 
     @on_device
-    @pytest.mark.parametrize("split_k", [1, 2])
     @pytest.mark.parametrize("swap", [False, True])
-    @pytest.mark.parametrize(("gated", "rank"), [(False, 16), (False, 128), (True, 16), (True, 64)])
-    def test_in_a_product_on_the_tensor_cores(self, gated, rank, swap, split_k):
+    @pytest.mark.parametrize(
+        ("gated", "rank", "split_k"),
+        [(False, 16, 1), (False, 16, 2), (False, 128, 1), (False, 128, 2), (True, 16, 1),
+         (True, 64, 1)],
+    )  # fmt: skip
+    def test_in_a_product_on_the_tensor_cores(self, gated, rank, split_k, swap):
         """Adapters of several iterations, in one and in two programs along K."""
-        if gated and split_k > 1:
-            return
         dtype, parts = torch.bfloat16, (96, 96) if gated else (128, 64)
         x, lora = draw(20, 256, dtype=dtype), matrices(parts, 256, dtype, rank=rank)
         plan = reference.lora_plan(adapters_of(20), NUM_ADAPTERS, 16)
@@ -340,7 +341,7 @@ def test_a_weight_on_a_card(num_tokens, gated, monkeypatch):
     values = draw(128, 128, dtype=dtype, seed=6, scale=0.1)
     weight = TritonDense(values).adapted(lora, plan)
     for norm in (None, Norm(128, dtype)):
-        assert layer_error(weight, x, values, lora, plan, norm=norm, gated=gated) < 2e-2
+        assert layer_error(weight, x, values, lora, plan, norm=norm, gated=gated) < CLOSE[dtype]
     if not gated:
         hidden = draw(num_tokens, 128, dtype=dtype, seed=9)
         expected = hidden.double() + x.double() @ values.double().T + truth(x, plan.adapters, lora)

@@ -446,7 +446,7 @@ class TestAheadOfTime:
         pointers |= order
         names = ("GROUP", "GROUPS", "KIND", "OFFSET", "BLOCKS", "INPUTS")
         gate_names = ("GATED", "ALPHA", "LIMIT", "SHIFT")
-        constants = dict(zip(names, tiles.code_constants(stack), strict=True)) | dict(
+        constants = dict(zip(names, stack.constants, strict=True)) | dict(
             zip(gate_names, triton_gate.constants(SWIGLU if gated else None), strict=True)
         )
         compiled = compile_for(

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PROCESSORS = 132  # of an H100: the settings below aim at one program per processor
 SLAB_BYTES = 225_000  # shared memory that a slab program may use
@@ -89,6 +93,7 @@ class Library:
 
 
 Form = Gemv | Slab | Dot | Library
+AnyForm = TypeVar("AnyForm", bound=Form)
 
 # (least tokens, most tokens, weight rows, columns, gated): form
 TUNED: dict[tuple[int, int, int, int, bool], Form] = {
@@ -164,9 +169,9 @@ def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> For
     Returns:
         The measured form, or by rule: GEMV up to 2 tokens, Slab up to 64 if the shape divides.
     """
-    for (least, most, *shape), form in TUNED.items():
-        if least <= num_tokens <= most and shape == [rows, columns, gated]:
-            return form
+    measured = _measured(TUNED, num_tokens, rows, columns, gated)
+    if measured is not None:
+        return measured
     if num_tokens <= GEMV_TOKENS:
         return _gemv(rows // 2 if gated else rows, columns, gated)
     if num_tokens <= SLAB_TOKENS:
@@ -176,32 +181,51 @@ def choose(num_tokens: int, rows: int, columns: int, gated: bool = False) -> For
 
 @lru_cache(4096)
 def choose_adapted(num_tokens: int, rows: int, columns: int, gated: bool = False) -> Dot | None:
-    """Choose the form for a product of more tokens than a vector's with adapters in it.
+    """Choose the form of a kernel that multiplies by the weight and by the adapters.
 
     Args:
-        num_tokens: T.
+        num_tokens: T; one or two take this form only where `Gemv` does not fit.
         rows: N of the weight, gate and up together where gated.
         columns: K.
         gated: the product ends in silu(gate) * up.
 
     Returns:
-        The measured form; that of the product alone, if it is a Dot; a Dot by rule up to 64 tokens;
-        None: the adapters' product is a launch of its own.
+        The measured form; else the product's own form, if it is a Dot; else a Dot by rule. None,
+        from 65 tokens on or if the shape does not divide: adapters need launches of their own.
     """
     if num_tokens > SLAB_TOKENS:
         return None
-    for (least, most, *shape), form in ADAPTED.items():
-        if least <= num_tokens <= most and shape == [rows, columns, gated]:
-            return form
+    measured = _measured(ADAPTED, num_tokens, rows, columns, gated)
+    if measured is not None:
+        return measured
     alone = choose(num_tokens, rows, columns, gated)
     if isinstance(alone, Dot):
         return alone
     if rows % 64 or columns % 64:
         return None
-    block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    block_m = _height(num_tokens)
     splits = [1] if gated else [n for n in (1, 2, 4, 8) if columns // 64 % n == 0]
     split_k = min(splits, key=lambda n: abs(rows // 64 * n - 2 * PROCESSORS))
     return Dot(block_m, 64, 64, split_k, 3, swap=block_m < 64, warps=4)
+
+
+def _measured(
+    table: Mapping[tuple[int, int, int, int, bool], AnyForm],
+    num_tokens: int,
+    rows: int,
+    columns: int,
+    gated: bool,
+) -> AnyForm | None:
+    """Look up a form; None: this shape was not measured at this number of tokens."""
+    for (least, most, *shape), form in table.items():
+        if least <= num_tokens <= most and shape == [rows, columns, gated]:
+            return form
+    return None
+
+
+def _height(num_tokens: int) -> int:
+    """Tokens per program, for at most 64: the least height that holds all of them."""
+    return 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
 
 
 def _gemv(outputs: int, columns: int, gated: bool) -> Form:
@@ -218,7 +242,7 @@ def _slab(num_tokens: int, rows: int, columns: int, gated: bool) -> Form:
     """Choose for as many programs as processors, with slabs that fit shared memory."""
     if rows % 64 or columns % 64:
         return Library()
-    block_m = 16 if num_tokens <= 16 else 32 if num_tokens <= 32 else 64
+    block_m = _height(num_tokens)
     tiles = rows // 64
     splits = [n for n in range(1, columns // 64 + 1) if (columns // 64) % n == 0 and n <= 16]
     if gated:

@@ -7,6 +7,7 @@ matrices, one after the other. Codes of 8 bits with scales of blocks keep these,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +18,7 @@ from nv_kernels.linear.quantized.blocks import Blocks
 from nv_kernels.linear.quantized.fp8 import Fp8
 from nv_kernels.linear.quantized.grouped import Grouped
 from nv_kernels.linear.quantized.int8 import Int8
+from nv_kernels.linear.triton.quantized_grouped import constants_of
 from nv_kernels.linear.triton.quantized_layout import (
     CHUNK,
     ROWS,
@@ -81,13 +83,18 @@ class CodeStack:
         tensors = (self.codes, self.scale, self.offset)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
-    def matrix(self) -> LaidOut:
-        """All matrices of groups as one, for the constants of the kernels."""
-        rows = self.num_matrices * self.padded_rows
-        group = self.num_columns // self.scale.shape[0]
-        return LaidOut(
-            self.codes, self.scale, self.offset, self.kind, rows, self.num_columns, group
-        )
+    @cached_property
+    def constants(self) -> tuple[int, int, str, str, int, str]:
+        """A kernel's GROUP, GROUPS, KIND, OFFSET, BLOCKS and INPUTS; every launch reads them."""
+        if self.is_grouped:
+            group = self.num_columns // self.scale.shape[0]
+            whole = LaidOut(
+                self.codes, self.scale, self.offset, self.kind,
+                self.num_matrices * self.padded_rows, self.num_columns, group,
+            )  # fmt: skip
+            return *constants_of(whole), 0, "none"
+        inputs = "fixed" if isinstance(self.inputs, float) else self.inputs or "none"
+        return 0, 0, self.kind, "none", self.num_row_blocks, inputs
 
 
 def lay_out_stack(records: Sequence[Quantized]) -> CodeStack | None:

@@ -20,8 +20,7 @@ from nv_kernels.launch.sizes import cdiv, next_power_of_2
 from nv_kernels.launch.triton_previous import wait_for_previous
 from nv_kernels.linear.experts.triton_code_sums import coded_sums, grouped_sums
 from nv_kernels.linear.experts.triton_gate import constants
-from nv_kernels.linear.experts.triton_tiles import chosen_entries, finish_entries, order_of_slots
-from nv_kernels.linear.triton.quantized_grouped import constants_of
+from nv_kernels.linear.experts.triton_tiles import chosen_entries, find_slots, finish_entries
 
 if TYPE_CHECKING:
     from nv_kernels.linear.experts.code_stack import CodeStack
@@ -110,15 +109,9 @@ def slots_codes_kernel(
 
     TOKENS is at least num_tokens. EARLY: the slots are older than the previous kernel.
     """
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    expert = tl.program_id(0) // tiles_n
-    first = (tl.program_id(0) % tiles_n) * BLOCK_N
-    if not EARLY:
-        wait_for_previous(PDL)
-    slot, order = order_of_slots(slots, expert, num_tokens, TOKENS)
-    count = tl.max(order, 0)
-    if EARLY:
-        wait_for_previous(PDL)
+    expert, first, slot, order, count = find_slots(
+        slots, num_tokens, N, BLOCK_N, TOKENS, EARLY, PDL
+    )
     for start in range(0, count, BLOCK_M):
         entries, is_real = chosen_entries(slot, order, start, count, TOP_K, BLOCK_M, TOKENS)
         _multiply(
@@ -189,7 +182,7 @@ def code_tiles(
     sizes = (
         num_tokens, stack.num_matrices * stack.padded_rows, stack.num_rows, stack.padded_rows,
         stack.num_columns, top_k, *constants(gate), height, block_n, STAGES,
-        *code_constants(stack), native, x.is_cuda,
+        *stack.constants, native, x.is_cuda,
     )  # fmt: skip
     tiles_n = cdiv(stack.num_rows, block_n)
     options = {"num_warps": 8 if height >= WIDE_TILE else 4, **dependent_launch(x)}
@@ -214,12 +207,3 @@ def is_native(stack: CodeStack, x: torch.Tensor) -> bool:
     if stack.kind == "int8":
         return True
     return stack.kind == "e4m3" and stack.inputs is not None and (not x.is_cuda or converts_fp8(x))
-
-
-def code_constants(stack: CodeStack) -> tuple[int, int, str, str, int, str]:
-    """Return a kernel's GROUP, GROUPS, KIND, OFFSET, BLOCKS and INPUTS."""
-    inputs = stack.inputs or "none"
-    how = "fixed" if isinstance(inputs, float) else inputs
-    if stack.is_grouped:
-        return *constants_of(stack.matrix()), 0, how
-    return 0, 0, stack.kind, "none", stack.num_row_blocks, how

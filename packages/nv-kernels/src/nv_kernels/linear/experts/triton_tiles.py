@@ -192,13 +192,30 @@ def finish_entries(
 
 
 @triton.jit
-def order_of_slots(slots, expert, num_tokens, TOKENS: tl.constexpr):
-    """Load the slots of an expert, and number its entries from 1; 0: the token has another."""
+def find_slots(
+    slots, num_tokens,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Load the slots of this program's expert, and wait for the previous kernel.
+
+    Returns the expert, the first of the program's outputs, the slots [TOKENS], the number of each
+    entry from 1 on (0: the token has none here), and how many entries there are.
+    """
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    expert = tl.program_id(0) // tiles_n
+    first = (tl.program_id(0) % tiles_n) * BLOCK_N
+    if not EARLY:
+        wait_for_previous(PDL)
     tokens = tl.arange(0, TOKENS)
     at = slots + expert * num_tokens + tokens
     slot = tl.load(at, mask=tokens < num_tokens, other=-1).to(tl.int32)
     chosen = (slot >= 0).to(tl.int32)
-    return slot, tl.cumsum(chosen, 0) * chosen
+    order = tl.cumsum(chosen, 0) * chosen
+    count = tl.max(order, 0)
+    if EARLY:
+        wait_for_previous(PDL)
+    return expert, first, slot, order, count
 
 
 @triton.jit
@@ -247,15 +264,9 @@ def slots_kernel(
 
     TOKENS is at least num_tokens. EARLY: the slots are older than the previous kernel.
     """
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    expert = tl.program_id(0) // tiles_n
-    first = (tl.program_id(0) % tiles_n) * BLOCK_N
-    if not EARLY:
-        wait_for_previous(PDL)
-    slot, order = order_of_slots(slots, expert, num_tokens, TOKENS)
-    count = tl.max(order, 0)
-    if EARLY:
-        wait_for_previous(PDL)
+    expert, first, slot, order, count = find_slots(
+        slots, num_tokens, N, BLOCK_N, TOKENS, EARLY, PDL
+    )
     for start in range(0, count, BLOCK_M):
         entries, is_real = chosen_entries(slot, order, start, count, TOP_K, BLOCK_M, TOKENS)
         _multiply(

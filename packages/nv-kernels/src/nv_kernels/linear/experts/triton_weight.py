@@ -99,7 +99,7 @@ def in_tiles(by: DenseExperts, x: torch.Tensor, routing: Routing) -> torch.Tenso
 def fast_route(
     logits: torch.Tensor, top_k: int, normalised: bool, dtype: torch.dtype | None
 ) -> Routing:
-    """Choose experts as `nk.route`, and how a product finds the entries, by their number."""
+    """Choose experts as `nk.route`; the number of entries decides how a product finds them."""
     num_tokens, num_experts = logits.shape[-2:]
     if num_tokens <= FEW_TOKENS:
         return route(logits, top_k, normalised, dtype=dtype)

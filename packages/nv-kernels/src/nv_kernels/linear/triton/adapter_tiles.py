@@ -1,10 +1,10 @@
 """Adapters in the kernel of a base's product: A is more rows of the weight, B is more columns.
 
-The A of all adapters in the step lie one below the other, and programs of their own multiply the
-tokens by them; they are the kernel's first programs, and need none of the others. The others
-multiply by the weight meanwhile. Then they wait until the hidden values are there, and go on with
-the B of all adapters, side by side: a token's values are zeros outside those of its own adapter.
-So there is no further launch, A and B are read once, and the sum of both products is rounded once.
+The A of all adapters in the step lie one below the other. The kernel's first programs multiply the
+tokens by them, and need none of the other programs. These multiply by the weight meanwhile. Then
+they wait until the hidden values are there, and go on with the B of all adapters, side by side: a
+token's values are zeros outside those of its own adapter. Thus one launch does all, and the product
+of the base and that of the adapter are added in fp32 and rounded together.
 """
 
 # mypy: disable-error-code="assignment, unreachable, var-annotated"
@@ -72,10 +72,10 @@ def add_adapters(
 ):  # fmt: skip
     """Add the adapters' products to the sums of a tile, [tokens, rows], or [rows, tokens] if SWAP.
 
-    hidden is [SPLIT_K, num_tokens, HEIGHT], made by num_a programs. `rows` are the weight's; they
-    are of SIDES parts from `part` on, and sides says of which. This is program `split` of SPLIT_K
-    that share the columns; num_programs wait for the hidden values, and the last resets `ready`. An
-    iteration takes BLOCK_W columns of BLOCK_S adapters.
+    hidden is [SPLIT_K, num_tokens, HEIGHT], made by num_a programs. `rows` of the weight belong to
+    SIDES parts, of which `part` is the first: row i to part + sides[i]. This is program `split` of
+    SPLIT_K that share the columns. num_programs wait for the hidden values; the last one resets
+    `ready`. An iteration takes BLOCK_W columns of BLOCK_S adapters.
     """
     BLOCK_M: tl.constexpr = tokens.shape[0]
     BLOCK_N: tl.constexpr = rows.shape[0]

@@ -125,8 +125,8 @@ class TritonAdapted(Adapted):
         form = adapted_form(x, values, self.lora)
         if stream.pending is not None or not isinstance(form, Gemv):
             return super().norm_linear(stream, norm, bias)
-        given, adapters = (norm.weight, norm.eps), self._few(x, norm.weight)
-        return gemv(form, x, values, norm=given, bias=bias, adapters=adapters), stream
+        prologue, adapters = (norm.weight, norm.eps), self._few(x, norm.weight)
+        return gemv(form, x, values, norm=prologue, bias=bias, adapters=adapters), stream
 
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
@@ -136,8 +136,8 @@ class TritonAdapted(Adapted):
         form = adapted_form(x, values, self.lora, gated=True)
         if stream.pending is not None or bias is not None or not isinstance(form, Gemv):
             return super().norm_gated_linear(stream, norm, bias)
-        given, adapters = (norm.weight, norm.eps), self._few(x, norm.weight)
-        return gemv(form, x, values, norm=given, gated=True, adapters=adapters), stream
+        prologue, adapters = (norm.weight, norm.eps), self._few(x, norm.weight)
+        return gemv(form, x, values, norm=prologue, gated=True, adapters=adapters), stream
 
     def linear_add(
         self,
