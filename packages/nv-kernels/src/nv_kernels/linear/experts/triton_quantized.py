@@ -1,8 +1,8 @@
 """Experts of codes on a card.
 
-With one or two tokens a program computes one token's product by one of its experts. With more, the
-products are in tiles, as in `triton_weight`. The sum over a token's experts is left to the next
-norm, for every number of tokens: a layer is a norm and four or five launches.
+With one or two tokens, each program multiplies a single token by a matrix of one expert. With
+more, the products are in tiles, as in `triton_weight`. For every number of tokens, the next norm
+sums over a token's experts: a layer is a norm and four or five launches.
 """
 
 from __future__ import annotations
