@@ -430,7 +430,7 @@ def test_wrong_requests(qwen3, tmp_path):
         (("n", 1, ""), "lora_path is ''"),
         (("n", 1, "p", None, 2), "load_inplace is 2"),
         (("n", 1, "p", 5), "base_model_name is 5: it must be a text"),
-        (("\ud800", 1, "p"), "lora_name is .*lone surrogates"),
+        (("\ud800", 1, "p"), "lora_name is .*in valid Unicode"),
         (("n", 1, "p\0"), "lora_path is .*null characters"),
         (("n", True, "p"), "lora_int_id is True"),
         (("n", 1, b"p"), "lora_path is b'p'"),

@@ -213,6 +213,10 @@ def test_adapters_are_loaded_replaced_and_unloaded_while_it_runs(served, folders
     assert (found.status_code, found.text[-21:]) == (200, "removed successfully.")
     found = served.post(unload, {"lora_name": "third"})
     assert (found.status_code, found.json()["error"]["code"]) == (404, "adapter_not_found")
+    message = "lora_name is 'third', which is not a loaded adapter: give one that /v1/models lists"
+    assert found.json()["error"]["message"] == message
+    found = served.post(unload, {"lora_name": "x" * 10_000})
+    assert len(found.json()["error"]["message"]) < 400
     assert served.post("/v1/completions", {"prompt": "a", "model": "third"}).status_code == 404
     assert served.text("poet") == expected["poet"][0]
     assert served.service.adapters.names == ("poet", "pirate")

@@ -98,6 +98,6 @@ def text(name: str, value: object) -> str:
     except UnicodeEncodeError:
         pass
     raise ValueError(
-        f"{name} is {shown(value)}: it must be a text that is not empty, without null characters "
-        "and lone surrogates"
+        f"{name} is {shown(value)}: it must be a text that is not empty, in valid Unicode and "
+        "without null characters"
     )

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from nv_engine import LoRARequest
+from nv_engine.values import shown
 
 from nv_api.server.errors import INVALID, ApiError, invalid, refusals
 
@@ -70,13 +71,13 @@ class ServedAdapters:
         """
         if name in self._taken:
             raise invalid(
-                f"lora_name is {name!r}, a name of the base model: give another", "lora_name"
+                f"lora_name is {shown(name)}, a name of the base model: give another", "lora_name"
             )
         old = self._by_name.get(name)
         if old is not None and not in_place:
             raise invalid(
-                f"lora_name is {name!r}, and that adapter is loaded already: give another name, or "
-                "load_inplace: true to replace it",
+                f"lora_name is {shown(name)}, and that adapter is loaded already: give another "
+                "name, or load_inplace: true to replace it",
                 "lora_name",
             )
         async with self._change(name):
@@ -97,8 +98,8 @@ class ServedAdapters:
             raise ApiError(
                 404,
                 INVALID,
-                f"lora_name is {name!r}, which is not a loaded adapter: give one that /v1/models "
-                "lists",
+                f"lora_name is {shown(name)}, which is not a loaded adapter: give one that "
+                "/v1/models lists",
                 param="lora_name",
                 code="adapter_not_found",
             )
@@ -110,8 +111,8 @@ class ServedAdapters:
         """Around a change of one name; a second one at the same time is refused."""
         if name in self._changing:
             raise invalid(
-                f"lora_name is {name!r}, and another request is changing that adapter: ask again "
-                "when it is done",
+                f"lora_name is {shown(name)}, and another request is changing that adapter: ask "
+                "again when it is done",
                 "lora_name",
             )
         self._changing.add(name)
