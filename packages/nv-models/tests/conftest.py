@@ -107,6 +107,12 @@ def packed():
     return load_beside("packed_writer")
 
 
+@pytest.fixture(scope="session")
+def experts_writer():
+    """The module that writes mixtures of experts of codes."""
+    return load_beside("experts_writer")
+
+
 @pytest.fixture
 def paged_runner():
     """The class that runs one sequence through a paged cache."""

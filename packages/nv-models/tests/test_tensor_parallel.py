@@ -28,13 +28,15 @@ def free_port():
         return probe.getsockname()[1]
 
 
+EXPERTS = ("W4A16", "AWQ", "GPTQ")
 ADAPTED = ("untied", "biases")
 """The second has a vocabulary that is padded on each rank."""
 
 
 def test_two_ranks_equal_one(
-    tiny_checkpoint, tiny_models, tiny_model, tiny_post_norm, paged_runner, adapters, tmp_path
-):
+    tiny_checkpoint, tiny_models, tiny_model, tiny_post_norm, paged_runner, adapters, packed,
+    experts_writer, tmp_path,
+):  # fmt: skip
     folders = {
         name: tiny_checkpoint(kind, name, **options) for name, (kind, options) in CASES.items()
     }
@@ -43,6 +45,10 @@ def test_two_ranks_equal_one(
     for name in QUANTIZED:
         folders[name] = tmp_path / name
         shutil.copytree(WORKER.with_name("quantized") / name, folders[name])
+    for name in EXPERTS:
+        folders[name], _ = experts_writer.write_experts(
+            name, tmp_path / name, tiny_checkpoint, packed
+        )
     for name in ADAPTED:
         modules = (*adapters.LAYER, adapters.EMBEDDING, "lm_head")
         adapters.write_adapter(folders[name] / "adapter", folders[name], modules)
