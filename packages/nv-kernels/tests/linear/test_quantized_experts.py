@@ -28,6 +28,9 @@ CLAMPED = Gate(alpha=1.702, limit=0.7, shift=1.0)
 KINDS = ("fast", "batch_invariant")
 CLOSE = {torch.float32: 3e-6, torch.bfloat16: 8e-3, torch.float16: 5e-3}
 """Of a layer: two products, and what is rounded between them, as in test_experts."""
+E4M3_SUMS = 2**-13
+"""The same where Hopper's tensor cores multiply e4m3: they keep about 14 bits of a sum of 128
+columns. It counts for fp32 alone, as the others are wider."""
 MAKERS = {
     "4 bits": lambda n, k, seed: grouped(n, k, bits=4, group=32, seed=seed),
     "4 bits, zero points": lambda n, k, seed: grouped(
@@ -124,6 +127,11 @@ def parts_of(by):
     return ("first", "last") if inputs_of(by.downs[0]) else ("both",)
 
 
+def is_coded_fp8(records):
+    """Whether e4m3 multiplies e4m3."""
+    return isinstance(records[0], nk.Fp8) and records[0].inputs is not None
+
+
 def check_against_definition(make_experts, by, tokens, top_k, dtype, factor=0.25):
     """Compare experts with their definition, in parts whose inputs are equal bit for bit."""
     device = by.device
@@ -137,7 +145,9 @@ def check_against_definition(make_experts, by, tokens, top_k, dtype, factor=0.25
         routing = experts.route(logits, top_k, True)
         found = experts.mix(x, routing)
         assert found.dtype == dtype
-        assert error(found, some.mix(x, routing)) < CLOSE[dtype], part
+        adds_e4m3 = device.type == "cuda" and any(map(is_coded_fp8, some.records.values()))
+        close = max(CLOSE[dtype], E4M3_SUMS) if adds_e4m3 else CLOSE[dtype]
+        assert error(found, some.mix(x, routing)) < close, part
 
 
 def routed(tokens, num_experts, top_k, dtype=torch.float32, device="cpu"):

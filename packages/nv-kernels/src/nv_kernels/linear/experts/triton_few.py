@@ -56,15 +56,17 @@ def _weights(
 ):  # fmt: skip
     """Load some columns of some rows of some matrices [N, K]: [SLOTS, ROWS, COLUMNS], 0 outside.
 
-    In this order of dimensions the compiler spreads the slots over the warps.
+    In this order of dimensions the compiler spreads the slots over the warps. Rows are read once:
+    L2 gives them up first, and keeps what other kernels read.
     """
     columns = first + tl.arange(0, COLUMNS)
     at = matrices[:, None, None] + rows[None, :, None] * K + columns[None, None, :]
     if N % ROWS == 0 and K % COLUMNS == 0 and TOP_K == SLOTS:
-        return tl.load(at)
+        return tl.load(at, eviction_policy="evict_first")
     else:
         inside = (slots < TOP_K)[:, None, None] & (rows < N)[None, :, None]
-        return tl.load(at, mask=inside & (columns < K)[None, None, :], other=0.0)
+        inside &= (columns < K)[None, None, :]
+        return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
