@@ -365,7 +365,7 @@ def _compile_kernels(plan: StartPlan, model: CausalLM, pool: AdapterPool | None)
     )
     with nk.compile_ahead():
         for batch in (*steps.small(), steps.prefill()):  # the slowest to compile last
-            runner.run(batch)
+            runner.try_out(batch)
 
 
 def _count_blocks(
@@ -386,8 +386,8 @@ def _count_blocks(
             TrialSteps(config, plan.max_model_len, plan.trial_pooling),
             _make_trial_runner(plan, model, model.config.num_layers, pool),
         )
-        prefill = peak_bytes(plan.device, lambda: runner.run(steps.prefill()).result())
-        decode = peak_bytes(plan.device, lambda: runner.run(steps.decode()).result())
+        prefill = peak_bytes(plan.device, lambda: runner.try_out(steps.prefill()))
+        decode = peak_bytes(plan.device, lambda: runner.try_out(steps.decode()))
     except torch.OutOfMemoryError as error:
         raise ValueError(
             full_step(plan.device, config.max_num_batched_tokens, config.max_num_seqs)
