@@ -1,4 +1,4 @@
-"""benchmarks/pooling.py runs every one of its parts on a CPU, where its times say nothing."""
+"""benchmarks/pooling.py and startup_pooling.py run on a CPU, where their times say nothing."""
 
 from pathlib import Path
 
@@ -23,3 +23,15 @@ def test_every_part_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pooling.counted() as calls, pooling.opened(folder) as llm:
         llm.generate([[5, 6, 7]], params, use_tqdm=False)
     assert min(calls.values()) > 0, f"a run that generates does not call each: {calls}"
+
+
+@pytest.mark.slow
+def test_starts_of_both_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    import startup_pooling  # noqa: PLC0415  # found by the line above
+
+    folder = startup_pooling.model_folder("qwen3-0.6b", **startup_pooling.SMALL)
+    found = startup_pooling.measure(str(folder))
+    assert set(found) == {"empty caches", "warm caches"}
+    assert all(each[kind] > 0 for each in found.values() for kind in startup_pooling.KINDS)
