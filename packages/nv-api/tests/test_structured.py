@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from nv_api import LLM, SamplingParams, StructuredOutputsParams
+from nv_api import LLM, SamplingParams, StructuredOutputsParams, structured
 from nv_api.structured import Grammars
 
 EOS = 256
@@ -403,7 +403,7 @@ def test_a_mask_that_costs_too_much_ends_its_request_alone(llm, monkeypatch):
 
 
 def test_16_masks_that_together_cost_too_much_end_their_request_alone(llm, monkeypatch):
-    monkeypatch.setattr("nv_api.structured.TEXT_SECONDS", 0.05)
+    monkeypatch.setattr("nv_api.structured.REQUEST_SECONDS", 0.05)
     repeats = StructuredOutputsParams(grammar='root ::= x{300}\nx ::= y{300}\ny ::= "a"')
     params = [
         SamplingParams(max_tokens=60, structured_outputs=repeats),
@@ -416,6 +416,51 @@ def test_16_masks_that_together_cost_too_much_end_their_request_alone(llm, monke
     assert (len(plain["token_ids"]), plain.outputs[0].finish_reason) == (20, "length")
 
 
+class Clock:
+    """Every piece of work takes a hundredth of a second."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def thread_time(self):
+        self.seconds += 0.01
+        return self.seconds
+
+
+def test_16_the_completions_of_a_request_share_the_time_of_its_grammar(llm, monkeypatch):
+    monkeypatch.setattr("nv_api.structured.REQUEST_SECONDS", 0.4)
+    monkeypatch.setattr("nv_api.structured.TOKEN_SECONDS", 0.0)
+    monkeypatch.setattr("nv_api.structured.time", Clock())
+    letters = StructuredOutputsParams(regex="[ab]{100}")
+    params = [
+        SamplingParams(n=8, max_tokens=30, structured_outputs=letters),
+        SamplingParams(max_tokens=12, structured_outputs=letters),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+    ]
+    with pytest.warns(UserWarning, match=r"tokens cost 0\.4\d s of the host, and 0\.40 s are all"):
+        many, one, plain = run(llm, ["a", "b", "c"], params)
+    assert {each.finish_reason for each in many.outputs} == {"error"}
+    assert sum(len(each.token_ids) for each in many.outputs) <= 20
+    for other, count in ((one, 12), (plain, 20)):
+        assert (len(other["token_ids"]), other.outputs[0].finish_reason) == (count, "length")
+
+
+def test_16_completions_that_wait_hold_no_copy_of_their_grammar(llm, monkeypatch):
+    made = []
+    matcher = structured.CompiledGrammar.matcher
+    monkeypatch.setattr(
+        structured.CompiledGrammar,
+        "matcher",
+        lambda self, ends: made.append(matcher(self, ends)) or made[-1],
+    )
+    letters = StructuredOutputsParams(regex="[ab]{3}")
+    request = llm.add_request("a", SamplingParams(n=64, structured_outputs=letters))
+    assert [each._copy for each in made] == [None] * 64
+    llm.step()
+    assert any(each._copy for each in made)
+    llm.abort_request(request)
+
+
 def test_what_fails_midway_is_one_sentence(llm):
     dead_end = StructuredOutputsParams(grammar='start: "a" X\nX: /[^\\s\\S]/')
     with pytest.warns(UserWarning, match="no text fits"):
@@ -425,8 +470,6 @@ def test_what_fails_midway_is_one_sentence(llm):
 
 
 def test_equal_grammars_of_a_list_are_compiled_once(llm, monkeypatch):
-    from nv_api import structured  # noqa: PLC0415
-
     sources = []
     start = structured._start
     monkeypatch.setattr(

@@ -11,6 +11,9 @@ LEAST, MOST = 6, 30
 class Remainders:
     """The k-th token is k modulo 7; from LEAST tokens on it may end, at MOST it must."""
 
+    def of_request(self):
+        return self
+
     def matcher(self, end_token_ids):
         assert end_token_ids == {*EOS}
         return RemainderMatcher()

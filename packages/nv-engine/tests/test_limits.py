@@ -176,6 +176,9 @@ class Failing:
     def __init__(self, at, where):
         self.at, self.where = at, where
 
+    def of_request(self):
+        return self
+
     def matcher(self, end_token_ids):
         return self
 

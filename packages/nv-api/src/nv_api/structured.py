@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,9 +39,9 @@ PLAIN_VALUES = frozenset(("const", "default", "enum", "examples"))
 """Keys of a JSON schema whose values are not schemas."""
 MASK_SECONDS = 0.5
 """Most CPU time of one mask, or of one accepted token."""
-TEXT_SECONDS, TOKEN_SECONDS = 2.0, 0.02
-"""Most CPU time of a whole completion: so much, and so much more for each token. The other requests
-of a step wait for it; usual grammars take a small part of it."""
+REQUEST_SECONDS, TOKEN_SECONDS = 2.0, 0.02
+"""Most CPU time of a request, all its completions together: so much, and so much more for each
+token. The other requests of a step wait for it; usual grammars take a small part of it."""
 
 _REASONS = {
     "decimal literal invalid": "a length or a number of repeats is too large: give a smaller one",
@@ -302,6 +302,32 @@ def _reason(error: str) -> str:
     return _shortened(line)
 
 
+class HostTime:
+    """The CPU time that the grammar of one request has cost, all completions together."""
+
+    def __init__(self) -> None:
+        self._seconds, self._num_tokens = 0.0, 0
+        self.fault: str | None = None
+        """Why no more is spent."""
+
+    def spend(self, began: float, num_tokens: int = 0) -> None:
+        """Count the time of this thread since `began`, in which `num_tokens` were accepted."""
+        seconds = time.thread_time() - began
+        self._seconds += seconds
+        self._num_tokens += num_tokens
+        allowed = REQUEST_SECONDS + TOKEN_SECONDS * self._num_tokens
+        if seconds > MASK_SECONDS:
+            cost = f"one token costs {seconds:.1f} s of the host, and {MASK_SECONDS:g} s are"
+        elif self._seconds > allowed:
+            cost = (
+                f"the first {self._num_tokens} tokens cost {self._seconds:.2f} s of the host, and "
+                f"{allowed:.2f} s are"
+            )
+        else:
+            return
+        self.fault = self.fault or f"{cost} allowed: give a grammar that is less ambiguous"
+
+
 @dataclass(frozen=True)
 class CompiledGrammar:
     """A grammar, ready for any number of completions; see `nv_engine.Grammar`."""
@@ -310,6 +336,12 @@ class CompiledGrammar:
     """A matcher at the beginning, which is only copied."""
     tokenizer: "LLTokenizer"
     num_mask_bytes: int
+    spent: HostTime = field(default_factory=HostTime)
+    """By its matchers."""
+
+    def of_request(self) -> "CompiledGrammar":
+        """The same grammar, whose matchers have spent nothing yet."""
+        return replace(self, spent=HostTime())
 
     def matcher(self, end_token_ids: frozenset[int]) -> "GrammarMatcher":
         """A matcher for one completion, at the beginning; `end_token_ids` end it."""
@@ -323,18 +355,31 @@ class GrammarMatcher:
         self._grammar = grammar
         self._ends = end_token_ids
         self._fault: str | None = None
-        self._matcher = grammar.start.deep_copy()
-        self._seconds, self._num_tokens = 0.0, 0
+        self._copy: LLMatcher | None = None
+
+    @property
+    def _matcher(self) -> "LLMatcher":
+        """llguidance's, copied when it is first needed: thousands of completions may wait."""
+        if self._copy is None:
+            self._copy = self._grammar.start.deep_copy()
+        return self._copy
 
     def accept(self, token_ids: Iterable[int]) -> str | None:
         """Advance by the tokens drawn; return the reason if one does not fit, else None."""
         for token in token_ids:
             began = time.thread_time()
-            if self._fault is None and not (token in self._ends and self._matcher.is_accepting()):
+            if self._is_over:
+                break
+            if not (token in self._ends and self._matcher.is_accepting()):
                 self._take(token)
-            self._num_tokens += 1
-            self._check_time(began)
-        return None if self._fault is None else f"structured_outputs: {self._fault}"
+            self._grammar.spent.spend(began, 1)
+        return f"structured_outputs: {self._fault}" if self._is_over else None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the completion, or a request's time, has come to an error."""
+        self._fault = self._fault or self._grammar.spent.fault
+        return self._fault is not None
 
     def _take(self, token: int) -> None:
         """Advance by a token of the text, or by one that the grammar names as its last."""
@@ -346,9 +391,11 @@ class GrammarMatcher:
 
     def mask(self, unwanted: Collection[int]) -> bytes:
         """Tokens that may come next, without the unwanted ones unless no others are left."""
+        if self._is_over:  # what is drawn does not count
+            return b"\xff" * self._grammar.num_mask_bytes
         began = time.thread_time()
         bits = self._allowed()
-        self._check_time(began)
+        self._grammar.spent.spend(began)
         if self._matcher.is_error():
             self._fault = _reason(self._matcher.get_error())
         wanted = bytearray(bits)
@@ -389,21 +436,6 @@ class GrammarMatcher:
         ahead = matcher.deep_copy()
         return ahead.consume_token(token) and ahead.is_accepting()
 
-    def _check_time(self, began: float) -> None:
-        seconds = time.thread_time() - began
-        self._seconds += seconds
-        allowed = TEXT_SECONDS + TOKEN_SECONDS * self._num_tokens
-        if seconds > MASK_SECONDS:
-            cost = f"one token costs {seconds:.1f} s of the host, and {MASK_SECONDS:g} s are"
-        elif self._seconds > allowed:
-            cost = (
-                f"the first {self._num_tokens} tokens cost {self._seconds:.2f} s of the host, and "
-                f"{allowed:.2f} s are"
-            )
-        else:
-            return
-        self._fault = f"{cost} allowed: give a grammar that is less ambiguous"
-
     def _spelled(self, token: int) -> int:
         """The mask of the one token that may come next.
 
@@ -419,9 +451,7 @@ class GrammarMatcher:
 
     def reset(self) -> None:
         """Go back to the beginning."""
-        self._matcher = self._grammar.start.deep_copy()
-        self._fault = None
-        self._seconds, self._num_tokens = 0.0, 0
+        self._copy = self._fault = None
 
 
 def _shortened(text: str) -> str:

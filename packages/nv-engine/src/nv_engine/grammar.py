@@ -217,6 +217,9 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """A compiled grammar."""
 
+    def of_request(self) -> "Grammar":
+        """The same grammar for a new request, whose completions may share a bound of time."""
+
     def matcher(self, end_token_ids: frozenset[int]) -> Matcher:
         """A matcher of one completion's own, at the beginning.
 
