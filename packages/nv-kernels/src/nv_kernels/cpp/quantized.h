@@ -1,5 +1,6 @@
 // Products by a quantized weight: a few of its rows at a time are expanded into the L1 cache and
-// multiply all rows of x as `linear.h` does. So a row's bits do not depend on the others.
+// multiply all rows of x as `linear.h` does. So a row's bits do not depend on the others. Codes of 4 bits
+// and many rows have faster ways (`code_lanes.h`, `expanded_tiles.h`).
 #pragma once
 #include <cmath>
 #include <memory>
@@ -148,6 +149,7 @@ inline void quantized_tile(const Quantized& by, const C* x, const float* x_scale
 
 #if defined(__AVX512BF16__)
 #include "expanded_tiles.h"
+#include "code_lanes.h"
 #endif
 
 // x [num_rows, K] in C.
@@ -155,6 +157,10 @@ template <typename C, typename T, typename O>
 inline void multiply_rows(const Quantized& by, const C* x, const float* x_scale, const T* bias,
                           O* out, int64_t num_rows, int threads) {
 #if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<C, bf16> && std::is_same_v<T, bf16>) {
+        if (is_worth_lanes(by, num_rows))
+            return multiply_by_lanes(by, x, bias, out, num_rows, threads);
+    }
     if constexpr (std::is_same_v<C, bf16>) {
         if (is_worth_tiles(by, num_rows))
             return multiply_by_tiles(by, x, x_scale, bias, out, num_rows, threads);
