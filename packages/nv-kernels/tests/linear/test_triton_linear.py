@@ -1,5 +1,6 @@
 """Products of few tokens by a weight, and the ops of a layer, against their definitions."""
 
+from dataclasses import replace
 from functools import partial
 
 import nv_kernels as nk
@@ -14,7 +15,7 @@ from nv_kernels.linear.triton import product as linear
 from nv_kernels.linear.triton.dot import dot, dot_kernel
 from nv_kernels.linear.triton.gemv import gemv, gemv_kernel
 from nv_kernels.linear.triton.weight import TritonDense
-from nv_kernels.linear.tuned import TUNED, Dot, Gemv, Library, Slab, choose
+from nv_kernels.linear.tuned import TUNED, Dot, Gemv, Library, Many, Slab, choose
 from nv_kernels.linear.weight import Dense
 from torch.nn import functional
 
@@ -121,7 +122,40 @@ def test_slab(tokens, rows, columns, split_k, dtype):
 
 @pytest.mark.gpu
 @card_only
-@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 31, 64, 100, 256, 1000])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "form",
+    [
+        Many(32, 1, 2, 4, 8, trigger=3),
+        Many(64, 1, 2, 2, 8, narrow=True),
+        Many(64, 3, 3, 4, 4, narrow=True),
+        Many(128, 1, 3, 1, 5, trigger=1),
+        Many(128, 2, 2, 2, 4),
+    ],
+)
+def test_many(form, dtype):
+    module = linear.gluon_module("many")
+    if module is None or not linear.is_hopper(draw(1)):
+        pytest.skip("needs Gluon and Hopper")
+    limit = 6e-3 if form.narrow else 4e-3
+    for tokens in (1, form.piece, form.piece * form.pieces - 3, form.piece * form.pieces + 5):
+        # 15 and 10 tiles of rows, the last of which is not whole
+        x, weight = pair(tokens, 1856, 1024, dtype)
+        y = module.many(form, x, weight)
+        assert y.dim() == (3 if form.split_k > 1 else 2)
+        assert error(summed(y), truth(x, weight)) < limit
+        assert error(summed(y)[-1:], truth(x, weight)[-1:]) < 2 * limit
+        assert torch.equal(module.many(form, x, weight), y)
+        whole = replace(form, split_k=1)
+        y = module.many(whole, x, weight, gated=True)
+        assert error(y, truth(x, weight, gated=True)) < 6e-3
+        y = module.many(whole, x, weight, dtype=torch.float32)
+        assert error(y, truth(x, weight)) < 1e-5
+
+
+@pytest.mark.gpu
+@card_only
+@pytest.mark.parametrize("tokens", [1, 2, 3, 16, 31, 64, 100, 192, 256, 1000])
 def test_every_tuned_shape(tokens):
     shapes = {(rows, columns, gated) for _, _, rows, columns, gated in TUNED}
     for rows, columns, gated in sorted(shapes):
@@ -345,3 +379,33 @@ def test_slab_compiles_ahead_of_time(key):
     before, after = compiled.ptx.split("griddepcontrol.wait", 1)
     assert "cp.async.bulk.tensor" in before
     assert "wgmma.mma_async" in after
+
+
+@outer_only
+@pytest.mark.parametrize("key", [key for key, form in TUNED.items() if isinstance(form, Many)])
+def test_many_compiles_ahead_of_time(key):
+    many = pytest.importorskip("nv_kernels.linear.triton.many")
+    _, most, rows, columns, gated = key
+    form = TUNED[key]
+    dtype = torch.float32 if form.split_k > 1 and not form.narrow else torch.bfloat16
+    x = torch.empty(most, columns, dtype=torch.bfloat16)
+    weight = torch.empty(rows, columns, dtype=torch.bfloat16)
+    out = torch.empty(form.split_k, most, rows // 2 if gated else rows, dtype=dtype)
+    described = many.describe_all(form, x, weight, out, gated)
+    compiled = compile_for(
+        many.many_kernel,
+        dict(zip(("x_desc", "w_desc", "out_desc"), described, strict=True)) |
+        {"out": "*fp32" if dtype == torch.float32 else "*bf16", "M": "i32", "N": "i32"},
+        {"COLUMNS": columns // form.split_k, "PIECES": form.pieces, "GROUPS": form.groups,
+         "GATED": gated, "STAGES": form.stages, "TRIGGER": form.trigger,
+         "REGISTERS": form.group_registers(many.LOADS.value)},
+        90, divisible=("out", "N"), num_warps=4, maxnreg=form.registers,
+    )  # fmt: skip
+    assert_fits(compiled, 90)
+    assert compiled.registers <= form.registers  # all programs' threads can start
+    # The loop has no first chunk of its own: see the kernel.
+    assert compiled.ptx.count("wgmma.mma_async") == 4 * form.pieces * form.groups
+    # The weight's loads start before the wait for the kernel that writes x.
+    before, after = compiled.ptx.split("griddepcontrol.wait", 1)
+    assert f"cp.async.bulk.tensor.{4 if gated else 2}d.shared" in before
+    assert after.count("cp.async.bulk.tensor.2d.shared") >= form.pieces

@@ -1,9 +1,10 @@
 """The kernel that multiplies a few tokens by a weight, and its settings.
 
-Owns a table measured on an H100 (benchmarks/kernels_step.py) and a rule for other shapes. Results
-of the measurement: loads of weights must start before the wait for the previous kernel (into
-registers at 1 and 2 tokens, by TMA into shared memory up to 64); there should be about as many
-programs as processors; and only the time of a whole layer shows which setting is fastest.
+Owns a table measured on an H100 (benchmarks/kernels_step.py; 8B from 17 tokens on: an H200) and a
+rule for other shapes. Results of the measurement: loads of weights must start before the wait for
+the previous kernel (into registers at 1 and 2 tokens, by TMA into shared memory above); there
+should be about as many programs as processors, in one wave; and only the time of a whole layer
+shows which setting is fastest.
 """
 
 from __future__ import annotations
@@ -88,11 +89,45 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Many:
+    """Gluon: a warp loads, and groups of four warps multiply 64 weight rows each.
+
+    Attributes:
+        piece: tokens per instruction, 32, 64 or 128.
+        pieces: pieces per program; with 3 groups at most 256 tokens.
+        groups: 2 or 3.
+        split_k: programs along K; each stores partials.
+        stages: chunks of 64 columns in flight in shared memory; at least a piece's tokens / 64
+            for each piece.
+        trigger: as for Slab.
+        narrow: store partials in the activations' dtype.
+    """
+
+    piece: int
+    pieces: int
+    groups: int
+    split_k: int
+    stages: int
+    trigger: int = 2
+    narrow: bool = False
+
+    @property
+    def registers(self) -> int:
+        """Registers per thread when a program starts: all of a processor's."""
+        return 128 if self.groups == 3 else 168
+
+    def group_registers(self, loading: int) -> int:
+        """Registers per thread of a group, if a loading warp's thread has so many."""
+        warps = 4 * (self.groups + 1)
+        return (self.registers * warps - 4 * loading) // (4 * self.groups) // 8 * 8
+
+
+@dataclass(frozen=True)
 class Library:
     """The library's kernel (cuBLAS)."""
 
 
-Form = Gemv | Slab | Dot | Library
+Form = Gemv | Slab | Dot | Many | Library
 AnyForm = TypeVar("AnyForm", bound=Form)
 
 # (least tokens, most tokens, weight rows, columns, gated): form
@@ -131,11 +166,25 @@ TUNED: dict[tuple[int, int, int, int, bool], Form] = {
     (3, 16, 4096, 4096, False): Dot(16, 64, 128, 4, 4, True, 4, trigger=1, prefetch=True),
     (3, 16, 24576, 4096, True): Dot(16, 64, 128, 1, 6, True, 4),
     (3, 16, 4096, 12288, False): Dot(16, 64, 128, 4, 3, True, 4, trigger=3),
-    (17, 64, 6144, 4096, False): Library(),
-    (17, 64, 4096, 4096, False): Dot(64, 64, 64, 4, 6, True, 4, trigger=1, prefetch=True),
-    (17, 64, 24576, 4096, True): Dot(64, 64, 64, 1, 4, False, 4),
-    (17, 64, 4096, 12288, False): Dot(64, 128, 64, 4, 5, True, 8),
-    (65, 128, 24576, 4096, True): Dot(128, 128, 64, 1, 3, False, 4),
+    (17, 32, 6144, 4096, False): Many(32, 1, 2, 2, 8),
+    (17, 32, 4096, 4096, False): Many(32, 1, 2, 4, 8, trigger=3),
+    (17, 32, 24576, 4096, True): Many(32, 1, 3, 1, 7),
+    (17, 32, 4096, 12288, False): Many(32, 1, 2, 4, 8, trigger=3),
+    (33, 64, 6144, 4096, False): Many(64, 1, 2, 2, 8, narrow=True),
+    (33, 64, 4096, 4096, False): Many(64, 1, 2, 4, 8, trigger=3, narrow=True),
+    (33, 64, 24576, 4096, True): Many(64, 1, 3, 1, 7),
+    (33, 64, 4096, 12288, False): Many(64, 1, 2, 4, 8, trigger=3, narrow=True),
+    (65, 128, 6144, 4096, False): Many(128, 1, 2, 2, 7, narrow=True),
+    (65, 128, 4096, 4096, False): Many(128, 1, 2, 4, 7, trigger=3, narrow=True),
+    (65, 128, 24576, 4096, True): Many(128, 1, 3, 1, 5),
+    (65, 128, 4096, 12288, False): Many(128, 1, 2, 4, 7, trigger=3, narrow=True),
+    (129, 192, 6144, 4096, False): Many(64, 3, 2, 2, 5, narrow=True),
+    (129, 192, 4096, 4096, False): Many(64, 3, 2, 4, 5, trigger=3, narrow=True),
+    (129, 192, 24576, 4096, True): Many(64, 3, 3, 1, 4),
+    (129, 192, 4096, 12288, False): Many(64, 3, 2, 4, 5, trigger=3, narrow=True),
+    (193, 256, 4096, 4096, False): Many(128, 1, 2, 2, 7, trigger=3, narrow=True),
+    (193, 256, 24576, 4096, True): Many(128, 2, 3, 1, 4),
+    (193, 256, 4096, 12288, False): Many(128, 1, 2, 2, 7, trigger=3, narrow=True),
     # Qwen3-30B-A3B
     (33, 64, 5120, 2048, False): Library(),
     (33, 64, 2048, 4096, False): Dot(64, 64, 128, 4, 4, False, 4),

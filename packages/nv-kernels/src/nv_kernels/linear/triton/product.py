@@ -23,6 +23,7 @@ from nv_kernels.linear.tuned import (
     Form,
     Gemv,
     Library,
+    Many,
     Slab,
     choose,
     choose_adapted,
@@ -92,7 +93,7 @@ def form_for(x: torch.Tensor, weight: torch.Tensor, *, gated: bool = False) -> F
     form = choose(tokens, weight.shape[0], columns, gated)
     if isinstance(form, (Gemv, Library)):
         return form
-    if not is_hopper(x) or (isinstance(form, Slab) and not _slab_fits(x, weight)):
+    if not is_hopper(x) or not _fits(form, x, weight):
         return Library()
     return form
 
@@ -119,10 +120,12 @@ def adapted_form(
     return form
 
 
-def _slab_fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the bulk copy can read both: it needs 16-byte aligned addresses."""
+def _fits(form: Slab | Dot | Many, x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether the form's kernel reads both: the bulk copy needs 16-byte aligned addresses."""
+    if isinstance(form, Dot):
+        return True
     aligned = x.data_ptr() % 16 == 0 and weight.data_ptr() % 16 == 0
-    return aligned and gluon_module("slab") is not None
+    return aligned and gluon_module("slab" if isinstance(form, Slab) else "many") is not None
 
 
 def product(
@@ -139,10 +142,10 @@ def product(
         return silu_and_mul(out) if gated else out
     if isinstance(form, Gemv):
         return gemv(form, x, weight, gated=gated, dtype=dtype)
-    if isinstance(form, Slab):
-        module = gluon_module("slab")
-        assert module is not None
-        result: torch.Tensor = module.slab(form, x, weight, gated=gated, dtype=dtype)
+    if isinstance(form, (Slab, Many)):
+        name = "slab" if isinstance(form, Slab) else "many"
+        multiply = getattr(gluon_module(name), name)
+        result: torch.Tensor = multiply(form, x, weight, gated=gated, dtype=dtype)
         return result
     return dot(form, x, weight, gated=gated, dtype=dtype)
 
