@@ -23,6 +23,7 @@ from nv_models.quantization.form import (
     Form,
     Region,
     float_dtype,
+    on_host,
     random_words,
     stored,
 )
@@ -82,7 +83,7 @@ class PackedForm(Form):
         found = {
             "codes": stored(region, "weight_packed", (ROW, words), torch.int32, device),
             "scale": stored(region, "weight_scale", (ROW, groups), self.scale_dtype, device),
-            "shape": stored(region, "weight_shape", (2,), torch.int64, device),
+            "shape": stored(region, "weight_shape", (2,), torch.int64, on_host(device)),
         }
         if not self.is_symmetric:
             rows = Axis("rows", per_word, is_ragged=True)

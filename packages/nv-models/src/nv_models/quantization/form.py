@@ -122,6 +122,11 @@ class Axis:
 ROW, COLUMN = Axis("rows"), Axis("columns")
 
 
+def on_host(device: torch.device) -> torch.device:
+    """Where a tensor lies whose values are needed while loading: no kernel has to be waited for."""
+    return device if device.type == "meta" else torch.device("cpu")
+
+
 def stored(
     region: Region,
     suffix: str,

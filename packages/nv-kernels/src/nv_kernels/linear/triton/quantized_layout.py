@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CHUNK = 128  # columns that one step of a kernel multiplies
 ROWS = 64  # rows that one tile of a kernel has at least
 UNIT_ROWS = 16
+LOW_HALVES = 0x0F0F0F0F  # of the bytes of a word
 SMALLEST_GROUP = 16
 # A word has codes of two columns (2j, 2j + 1) and two rows (r, r + 8), of each half of a chunk. $4
 # is a word; $0 to $3 are the rows r and r + 8 of its first half, then of its second, each as
@@ -117,12 +118,10 @@ def fits(columns: int, groups: int) -> bool:
 def lay_out_grouped(record: Grouped) -> LaidOut:
     """Lay out a record's codes, scales and offsets; `fits` must hold."""
     rows, columns = record.shape
-    codes = record.codes
     if record.bits == 4:
-        codes = torch.stack((codes & 15, codes >> 4), dim=-1).view(rows, columns)
-    codes = padded(codes)
-    if record.bits == 4:
-        codes = interleave(codes)
+        codes = interleave(padded(record.codes, CHUNK // 2))
+    else:
+        codes = padded(record.codes)
     offset = record.offset
     if offset is not None and not offset.is_floating_point():
         # 128 + zero in bf16, as 16 bits: what the kernel subtracts from 128 + code.
@@ -143,26 +142,29 @@ def lay_out_fp8(record: Fp8) -> LaidOut:
     return LaidOut(codes, _beside(record.row_scale()), None, "e4m3", rows, columns, group)
 
 
-def interleave(codes: torch.Tensor) -> torch.Tensor:
-    """Order codes of 4 bits [N, K], one per byte, as the kernels read them: [N/16, K/128, 1024].
+def interleave(packed: torch.Tensor) -> torch.Tensor:
+    """Order codes of 4 bits [N, K/2], two per byte, as the kernels read them: [N/16, K/128, 1024].
 
     A thread of a warp holds rows r and r + 8, r its number / 4, and of each 16 columns 2q, 2q + 1,
-    2q + 8 and 2q + 9, q its number % 4.
+    2q + 8 and 2q + 9, q its number % 4. All but the last copy work on words of 8 codes, because a
+    model has billions of codes.
     """
-    rows, columns = codes.shape
-    halves = codes.view(rows, columns // CHUNK, 2, ROWS)
-    packed = halves[:, :, 0] | halves[:, :, 1] << 4
-    # unit, row 8, row, chunk, half of the bytes, column 16, column 8, pair, column
-    bits = packed.view(rows // UNIT_ROWS, 2, 8, columns // CHUNK, 2, 2, 2, 4, 2)
-    return bits.permute(0, 3, 4, 2, 7, 5, 6, 1, 8).reshape(rows // UNIT_ROWS, -1, 1024)
+    rows, chunks = packed.shape[0], packed.shape[1] * 2 // CHUNK
+    words = packed.view(torch.int32).view(rows, chunks, 2, -1)
+    first, second = words[:, :, 0], words[:, :, 1]  # halves of a chunk
+    even = (first & LOW_HALVES) | (second & LOW_HALVES) << 4
+    odd = (first >> 4 & LOW_HALVES) | (second & ~LOW_HALVES)
+    both = torch.stack((even, odd)).view(torch.uint8)
+    # column, unit, row 8, row, chunk, half of the bytes, column 16, column 8, pair
+    bits = both.view(2, rows // UNIT_ROWS, 2, 8, chunks, 2, 2, 2, 4)
+    return bits.permute(1, 4, 5, 3, 8, 6, 7, 2, 0).reshape(rows // UNIT_ROWS, chunks, 1024)
 
 
-def padded(codes: torch.Tensor) -> torch.Tensor:
-    """Pad codes [N, K], one per byte, with code 0."""
-    rows, columns = codes.shape
-    if rows % ROWS == 0 and columns % CHUNK == 0:
+def padded(codes: torch.Tensor, size: int = CHUNK) -> torch.Tensor:
+    """Pad codes [N, bytes] with 0 to whole tiles of rows and `size` bytes."""
+    if codes.shape[0] % ROWS == 0 and codes.shape[1] % size == 0:
         return codes.contiguous()
-    return functional.pad(codes, (0, -columns % CHUNK, 0, -rows % ROWS))
+    return functional.pad(codes, (0, -codes.shape[1] % size, 0, -codes.shape[0] % ROWS))
 
 
 def _beside(values: torch.Tensor) -> torch.Tensor:
