@@ -135,6 +135,8 @@ class Measured:
                 ended = any(request_id == own for request_id, _ in outputs)
             result[name] = max(times) / statistics.median(times)
             result[f"{name}_steps"] = len(times)
+            if len(times) > 27:  # more than the copy and the request's own: its files are read
+                result[f"{name}_while_read"] = max(times[:-27]) / statistics.median(times)
         while not self.llm.is_finished():
             self.llm.step()
         return {name: round(value, 3) for name, value in result.items()}

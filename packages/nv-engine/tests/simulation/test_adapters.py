@@ -115,6 +115,32 @@ def test_rows_decode_in_every_step_while_an_adapter_is_read(simulation, depth):
     sim.run()
 
 
+def test_the_copy_of_an_adapter_and_its_first_prompt_are_not_in_one_step(simulation, depth):
+    sim = simulation(adapters=(1, 2), max_in_flight=depth)
+    batches, submit = [], sim.executor.submit
+    sim.executor.submit = lambda batch: (batches.append(batch), submit(batch))[1]
+
+    def steps_from_load_to_use():
+        load, first = (
+            next(number for number, batch in enumerate(batches) if found(batch))
+            for found in (
+                lambda batch: batch.loads,
+                lambda batch: any(each.adapter == 0 for each in batch.admissions),
+            )
+        )
+        batches.clear()
+        return first - load
+
+    sim.add(prompt_of(10), greedy(5), adapter=1)
+    sim.run()
+    assert steps_from_load_to_use() == 0  # nothing else runs
+    sim.add(prompt_of(10), greedy(60))
+    sim.steps(3 + depth)
+    sim.add(prompt_of(10), greedy(5), adapter=2)
+    sim.run()
+    assert steps_from_load_to_use() == 1
+
+
 def test_the_least_recently_used_adapter_makes_room(simulation):
     sim = simulation(adapters=(2, 2), max_in_flight=0)
     loads = []

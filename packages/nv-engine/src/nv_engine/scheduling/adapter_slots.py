@@ -5,7 +5,9 @@ which, and how many may pass the one that waits longest. Never decides which seq
 
 A version's way is: the library reads its files; a rank fetches its slices into an image; an image
 is loaded into a slot that no running sequence uses. Only the last is in the device's own order, and
-it is one copy. If nothing runs, the last two come at once, and the device waits.
+it is one copy. Its step is that of the other sequences alone, so that the copy and the new
+sequence's prompt do not make one long step together. If nothing runs, all comes at once, and the
+device waits.
 """
 
 from collections import Counter
@@ -38,6 +40,10 @@ class AdapterSlots:
         self._adapters: dict[int, Adapter] = {}  # of images, by key
         self._fetches: list[AdapterFetch] = []  # for the next batch
         self._loads: list[AdapterLoad] = []  # likewise
+        self._arriving: set[int] = (
+            set()
+        )  # keys that the next batch loads, and its step does not use
+        self._arrived: set[int] = set()  # keys that came since `arrivals` was called
         self.blocked: int | None = None
         """The key that waits longest for a slot alone, if one does."""
         self.num_passed = 0
@@ -52,8 +58,28 @@ class AdapterSlots:
         return -1 if sequence.adapter is None else self._slots[sequence.adapter.key]
 
     def has(self, adapter: Adapter) -> bool:
-        """Whether an adapter is in a slot."""
+        """Whether an adapter has a slot; it may not be there yet."""
         return adapter.key in self._slots
+
+    def is_there(self, adapter: Adapter) -> bool:
+        """Whether the next batch's step may use an adapter."""
+        return self.has(adapter) and adapter.key not in self._arriving
+
+    def arrivals(self, *, waits: bool) -> set[int]:
+        """Keys of adapters that the next batch's step may use, and could not before; each once.
+
+        Args:
+            waits: its step waits for what the same batch loads.
+        """
+        if waits:
+            self._land()
+        found, self._arrived = self._arrived, set()
+        return found
+
+    def _land(self) -> None:
+        """Let the next batch's step use what was loaded."""
+        self._arrived |= self._arriving
+        self._arriving.clear()
 
     @property
     def may_pass(self) -> bool:
@@ -118,14 +144,17 @@ class AdapterSlots:
         """Take off what the next batch has to fetch and to load."""
         orders = tuple(self._fetches), tuple(self._loads)
         self._fetches, self._loads = [], []
+        self._land()
         return orders
 
-    def load(self, key: int, *, waits: bool) -> bool:
+    def load(self, key: int, *, waits: bool, kept: int | None = None) -> bool:
         """Have an adapter's image loaded into a slot that no running sequence uses.
 
         Args:
             key: of the adapter, which has an image.
-            waits: the device may wait until the image is whole.
+            waits: the device may wait until the image is whole and loaded; else the next batch's
+                step does not use it.
+            kept: of an adapter that an earlier sequence is about to use; None: none.
 
         Returns:
             False: the image is not whole yet, or every slot is in use.
@@ -133,11 +162,14 @@ class AdapterSlots:
         if key not in self._images or not (waits or key in self._fetched):
             return False
         if not self._free_slots:
-            idle = next((each for each in self._slots if not self._users[each]), None)
-            if idle is None:
+            used = {kept, *self._arriving}
+            idle = (each for each in self._slots if not self._users[each] and each not in used)
+            if (oldest := next(idle, None)) is None:
                 return False
-            self._free_slots.append(self._slots.pop(idle))
+            self._free_slots.append(self._slots.pop(oldest))
         slot = self._slots[key] = self._free_slots.pop()
         self._images[key] = self._images.pop(key)
+        if not waits:
+            self._arriving.add(key)
         self._loads.append(AdapterLoad(slot, self._images[key], key))
         return True
