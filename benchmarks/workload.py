@@ -97,6 +97,28 @@ def uniform_workload(batch: int, prompt_len: int, output_len: int, seed: int = 1
     return Workload(prompts, [output_len] * batch)
 
 
+def chat_workload(num_seqs: int = 1000, seed: int = 0) -> Workload:
+    """Prompts and answers of a chat's lengths, log-normal: medians of 148 and 134 tokens, a mean of
+    about 220 and 198, at most 2,048 and 1,024.
+
+    Steps of such a list have many shapes: prompts come in ever new company as others end.
+    """
+    rng = random.Random(seed)
+    lens = [(_length(rng, 5.0, 2048), _length(rng, 4.9, 1024)) for _ in range(num_seqs)]
+    prompts = [[rng.randint(0, 10000) for _ in range(prompt_len)] for prompt_len, _ in lens]
+    return Workload(prompts, [output_len for _, output_len in lens])
+
+
+def _length(rng: random.Random, log_median: float, most: int) -> int:
+    return min(most, max(4, round(rng.lognormvariate(log_median, 0.9))))
+
+
+def with_other_ids(work: Workload, shift: int) -> Workload:
+    """The same lengths with other prompts, so that no prefix cache helps."""
+    prompts = [[(token + shift) % 10001 for token in prompt] for prompt in work.prompts]
+    return Workload(prompts, work.output_lens)
+
+
 def weight_parameters(name: str) -> tuple[int, int]:
     """Parameters read by every step: all layers, and the head."""
     layers, hidden, ffn, q_heads, kv_heads, _ = QWEN3[name]

@@ -101,6 +101,7 @@ class ScriptedEngine:
     vocab_size: int = VOCAB_SIZE
     max_model_len: int = 4096
     interrupt_at_step: int | None = None
+    num_rests: int = 0
     num_steps: int = 0
     num_added: int = 0
     aborted: list[int] = field(default_factory=list)
@@ -151,6 +152,9 @@ class ScriptedEngine:
             for request in requests:
                 checked.append(self.validate(request))  # noqa: PERF401  # counted so far
         return [self.add(request) for request in requests]
+
+    def rest(self):
+        self.num_rests += 1
 
     def step(self):
         self.num_steps += 1

@@ -20,6 +20,20 @@ def test_deltas_joined_are_the_completion(scripted, engine):
     assert llm.is_finished()
 
 
+def test_nothing_is_left_half_done_where_the_caller_may_use_the_device(scripted, engine):
+    """A capture that goes on over several steps forbids a wait for the whole device."""
+    llm = scripted()
+    for number, _ in enumerate(llm.stream("abcde", PARAMS), 1):
+        assert engine.num_rests >= number
+    before = engine.num_rests
+    llm.generate("abcde", PARAMS, use_tqdm=False)
+    assert engine.num_rests == before + 1
+    llm.add_request("abcde", PARAMS)
+    for number in range(3):
+        llm.step()
+        assert engine.num_rests == before + 2 + number
+
+
 def test_a_stream_of_a_chat_is_the_chat(scripted, engine):
     engine.answers = [[39, 40, 256]] * 3
     llm = scripted()

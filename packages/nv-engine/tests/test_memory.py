@@ -143,6 +143,7 @@ def test_16_a_trial_runs_no_step_twice() -> None:
     """Kernels of rows that draw do not differ by the temperature, which pooling rows lack."""
     config = EngineConfig(model="m", max_num_batched_tokens=1000, max_num_seqs=16)
     pooling = TrialSteps(config, 200, PoolingParams(task="embed"))
-    assert sorted(len(batch.chunks) for batch in pooling.small()) == [1, 2, 16]
+    assert sorted(len(batch.chunks) for batch in pooling.small()) == [1, 1, 2, 16, 16]
     drawing = TrialSteps(config, 200)
-    assert sorted(len(batch.chunks) for batch in drawing.small()) == [1, 2, 16]
+    assert sorted(len(batch.chunks) for batch in drawing.small()) == [1, 1, 2, 16, 16]
+    assert [batch.chunks[0].num_tokens for batch in drawing.small()] == [1, 1, 1, 2, 2]

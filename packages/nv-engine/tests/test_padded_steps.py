@@ -16,6 +16,7 @@ from nv_engine.device.slots import Slots
 from nv_engine.device.start import start_runner
 from nv_engine.device.upload import upload
 from nv_engine.mixed import MixedSteps
+from nv_models import whole
 
 CPU = torch.device("cpu")
 
@@ -24,8 +25,9 @@ class EagerGraphs:
     """What `Graphs` offers, each step run at once: first with idle values, as before a capture."""
 
     def __init__(self, device):
-        self.device, self.keys, self.num_replays = device, set(), 0
+        self.device, self.keys, self.num_replays = device, {}, 0
         self.is_broken, self.num_drops = False, 0
+        self.coming, self.num_begun = None, 0
 
     def __contains__(self, key):
         return key in self.keys
@@ -37,15 +39,32 @@ class EagerGraphs:
         assert len(values) == len(idle)
         assert self.can_replay(key)
         if key not in self.keys:
-            self.keys.add(key)
-            step(upload(idle, torch.int64, self.device))
+            self.finish()
+            self.keys[key] = None
+            step.first_layers(upload(idle, torch.int64, self.device))
         self.num_replays += 1
-        steps = [step(upload(values, torch.int64, self.device)) for _ in range(num_steps)]
+        packed = upload(values, torch.int64, self.device)
+        steps = [whole(step.in_parts(packed)) for _ in range(num_steps)]
         return tuple(torch.stack(parts) for parts in zip(*steps, strict=True))
+
+    @property
+    def is_capturing(self):
+        return self.coming is not None
+
+    def begin(self, key, step, idle):
+        assert not self.is_capturing
+        step.first_layers(upload(idle, torch.int64, self.device))
+        self.coming, self.num_begun = key, self.num_begun + 1
+        return not self.is_broken
+
+    def finish(self):
+        if self.coming is not None:
+            self.keys[self.coming] = self.coming = None
 
     def drop(self):
         self.num_drops += 1
         self.keys.clear()
+        self.coming = None
 
 
 @pytest.fixture
@@ -55,7 +74,13 @@ def mixed():
 
 
 @pytest.fixture
-def graphs(monkeypatch, mixed):
+def shares():
+    """Whether steps run in larger ones: a test's parameter may say so."""
+    return False
+
+
+@pytest.fixture
+def graphs(monkeypatch, mixed, shares):
     """Every runner started from now on pads its steps; a list of their graphs."""
     made = []
 
@@ -64,7 +89,7 @@ def graphs(monkeypatch, mixed):
         runner.facts = replace(runner.facts, mixed_steps=mixed)
         buckets = sizes.Buckets(config.max_num_seqs, runner.facts.max_model_len, mixed)
         made.append(EagerGraphs(CPU))
-        runner.use_graphs(CapturedSteps(made[-1], buckets))
+        runner.use_graphs(CapturedSteps(made[-1], buckets, shares=shares), num_first_layers=1)
         return runner
 
     monkeypatch.setattr("nv_engine.executor.local.start_runner", start)

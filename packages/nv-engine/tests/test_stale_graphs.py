@@ -6,9 +6,9 @@ from nv_engine import EngineRequest, SamplingParams
 from nv_engine.device.control_tables import SlotTable
 from nv_engine.device.inputs import Layout
 from nv_engine.device.ring import ResultRing
-from test_padded_steps import engine_of, graphs, mixed
+from test_padded_steps import engine_of, graphs, mixed, shares
 
-__all__ = ["graphs", "mixed"]  # fixtures
+__all__ = ["graphs", "mixed", "shares"]  # fixtures
 
 
 def finish(engine):

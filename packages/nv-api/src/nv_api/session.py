@@ -172,6 +172,7 @@ class Session:
             finally:
                 pause.end()
                 self._drop(requests)
+                self._engine.rest()
         ended = [Finished(each, one) for each in requests for one in each.completions]
         warn_of_errors(ended)
         return requests
@@ -191,6 +192,7 @@ class Session:
             while running:
                 if not request.finished:  # a call between two deltas may have finished it
                     self._advance(own)
+                    self._engine.rest()  # the caller may use the device now
                 for completion in tuple(running):
                     delta = completion.delta()
                     if delta.finished():
@@ -209,6 +211,7 @@ class Session:
         num_tokens = 0
         if self._is_busy:
             step, _ = self._advance(own=frozenset())
+            self._engine.rest()
             num_tokens = step.num_prefill_tokens or -step.num_decode_tokens
         elif not self._kept:
             self.check_usable()

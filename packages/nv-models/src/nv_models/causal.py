@@ -10,6 +10,7 @@ from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Head
 from nv_models.layers.kv_scales import KVScales
 from nv_models.layers.layer import Layer
+from nv_models.parts import Parts
 from nv_models.pooling.pooler import Pooler
 
 
@@ -34,6 +35,11 @@ class CausalLM(Layer, ABC):
     @abstractmethod
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Token ids [T] -> hidden states [T, E] after the last norm; fills the KV caches."""
+
+    def in_parts(self, token_ids: torch.Tensor, context: ForwardContext) -> Parts[torch.Tensor]:
+        """As `forward`, in parts: a layer each, where the architecture says so; else one."""
+        yield from ()
+        return self.forward(token_ids, context)
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:

@@ -25,6 +25,7 @@ from nv_models.layers.kv_scales import KVScales
 from nv_models.layers.layer import Layer
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear, side_by_side
 from nv_models.layers.norm import ProjectionNorm, RMSNorm
+from nv_models.parts import Parts, whole
 from nv_models.placement import Placement
 from nv_models.rope import cos_sin_table
 from nv_models.shard import Shard
@@ -187,12 +188,13 @@ class DecoderBody(Layer):
             for rope in config.ropes
         }
 
-    def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """[T] -> [T, E]."""
+    def in_parts(self, token_ids: torch.Tensor, context: ForwardContext) -> Parts[torch.Tensor]:
+        """[T] -> [T, E], a layer at a time."""
         stream = self.embed_tokens(token_ids, context.lora_of_ends)
         for layer, rope, kv in zip(self.layers, self.ropes, context.kv_caches, strict=False):
             stream = layer(stream, self.cos_sin[rope] if rope else None, kv, context)
-        hidden, _ = self.norm(stream)
+            yield
+        hidden: torch.Tensor = self.norm(stream)[0]
         return hidden
 
 
@@ -208,7 +210,11 @@ class Decoder(CausalLM):
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
-        return self.model(token_ids, context)
+        return whole(self.in_parts(token_ids, context))
+
+    def in_parts(self, token_ids: torch.Tensor, context: ForwardContext) -> Parts[torch.Tensor]:
+        """See `CausalLM.in_parts`."""
+        return self.model.in_parts(token_ids, context)
 
     def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""

@@ -19,6 +19,7 @@ from nv_models.context import ForwardContext
 from nv_models.layers.embedding import Embedding, vocabulary_ends
 from nv_models.layers.layer import Layer
 from nv_models.layers.linear import ColumnLinear, Part, RowLinear
+from nv_models.parts import Parts, whole
 from nv_models.placement import Placement
 from nv_models.shard import Shard
 
@@ -160,8 +161,8 @@ class OPTDecoder(Layer):
         norm = None if ends_normed else LayerNorm(size, config.rms_norm_eps, placement)
         self.final_layer_norm = norm
 
-    def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        """[T] -> [T, E]."""
+    def in_parts(self, token_ids: torch.Tensor, context: ForwardContext) -> Parts[torch.Tensor]:
+        """[T] -> [T, E], a layer at a time."""
         stream = self.embed_tokens(token_ids, context.lora_of_ends)
         if self.project_in is not None:
             product = self.project_in.product(context.lora)
@@ -169,6 +170,7 @@ class OPTDecoder(Layer):
         stream = stream._replace(hidden=stream.hidden + self.embed_positions(context.positions))
         for layer, kv in zip(self.layers, context.kv_caches, strict=False):
             stream = layer(stream, kv, context)
+            yield
         hidden = nk.add_pending(stream).hidden
         return hidden if self.final_layer_norm is None else self.final_layer_norm(hidden)
 
@@ -185,7 +187,13 @@ class OPT(CausalLM):
 
     def forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """[T] -> [T, E]."""
-        return self.model["decoder"](token_ids, context)
+        return whole(self.in_parts(token_ids, context))
+
+    def in_parts(self, token_ids: torch.Tensor, context: ForwardContext) -> Parts[torch.Tensor]:
+        """See `CausalLM.in_parts`."""
+        decoder = self.model["decoder"]
+        assert isinstance(decoder, OPTDecoder)
+        return decoder.in_parts(token_ids, context)
 
     def logits(self, hidden: torch.Tensor, lora: nk.LoraPlan | None = None) -> torch.Tensor:
         """[R, E] -> [R, V] fp32."""

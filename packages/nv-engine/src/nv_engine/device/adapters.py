@@ -216,6 +216,11 @@ class _Reported:
     ) -> None:
         self._tables, self._result, self._failed = tables, result, failed
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the batch has ended."""
+        return self._result.is_ready
+
     def result(self) -> StepResult:
         """Wait for the batch."""
         result = self._result.result()

@@ -80,6 +80,12 @@ class DrawResult:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the step has ended."""
+        event = self._event
+        return event is None or bool(event.query())  # type: ignore[no-untyped-call]
+
     def result(self) -> StepResult:
         """Wait for the step and read what it drew."""
         if self._event is not None:

@@ -23,6 +23,11 @@ step and the key of the work."""
 class HeadResult(Protocol):
     """A batch's results on their way to the host."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `result` would not wait."""
+        ...
+
     def result(self) -> StepResult:
         """Wait for the batch and read what the head made.
 

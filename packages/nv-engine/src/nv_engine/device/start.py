@@ -189,7 +189,9 @@ def start_runner(config: EngineConfig, parallel: TensorParallel | None = None) -
     runner = _make_runner(plan, model, plan.facts(num_blocks, mixed, pool), pool)
     if captures:
         buckets = Buckets(config.max_num_seqs, plan.max_model_len, mixed)
-        runner.use_graphs(CapturedSteps(Graphs(plan.device, graph_room), buckets))
+        graphs, shares = Graphs(plan.device, graph_room), plan.parallel.size == 1
+        captured = CapturedSteps(graphs, buckets, shares=shares)
+        runner.use_graphs(captured, model.config.num_trial_layers)
     return runner
 
 

@@ -3,7 +3,7 @@
 Owns the protocols of an executor, of a step in flight and of one rank. Never runs a step.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from nv_engine.batch import Batch, StepResult
 from nv_engine.facts import ModelFacts
@@ -49,6 +49,15 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release the device; a second call does nothing."""
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """An executor that does other work in the waits for its steps, and may leave it half done."""
+
+    def rest(self) -> None:
+        """End that work: after this the process may wait for the whole device."""
         ...
 
 

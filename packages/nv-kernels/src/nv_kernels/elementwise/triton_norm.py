@@ -25,7 +25,7 @@ def _normalised(x, scale, eps, E: tl.constexpr, WEIGHT: tl.constexpr, DTYPE: tl.
     return (rounded * scale[None, :]).to(DTYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def rms_norm_kernel(
     x,
     weight,
@@ -52,7 +52,7 @@ def rms_norm_kernel(
     tl.store(out + at, normed, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def add_rms_norm_kernel(
     x,
     residual,
