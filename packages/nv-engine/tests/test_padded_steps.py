@@ -75,7 +75,7 @@ def mixed():
 
 @pytest.fixture
 def shares():
-    """Whether steps run in larger ones: a test's parameter may say so."""
+    """Whether steps run in larger ones; a test may have another value as its parameter."""
     return False
 
 

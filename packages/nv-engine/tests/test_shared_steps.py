@@ -29,7 +29,7 @@ def prompts(decodes, rows, tokens, context=1000):
 
 
 def come(captured, graphs, layouts, head="plain"):
-    """What each step runs in; a capture that is due begins after it."""
+    """The layout that each step runs in; a capture that is due begins after it."""
     found = []
     for layout in layouts:
         choice = captured.find(layout, head)

@@ -20,14 +20,14 @@ def soon(monkeypatch):
 
 
 def engine_of(checkpoint, **options):
+    """Deterministic, so that a token does not depend on the graph that its step runs in."""
     sizes = {"max_num_seqs": 16, "kvcache_block_size": 64, "num_kvcache_blocks": 200}
-    return Engine(
-        EngineConfig(model=str(checkpoint), device="cuda", dtype="float32", **sizes | options)
-    )
+    kind = {"device": "cuda", "dtype": "bfloat16", "deterministic": True}
+    return Engine(EngineConfig(model=str(checkpoint), **kind | sizes | options))
 
 
 def tokens_of(engine, step):
-    """What two lists of many batch sizes become; `step` returns updates."""
+    """The tokens of two lists of many batch sizes; `step` returns updates."""
     found = []
     for _ in range(2):
         drawn = {
@@ -44,7 +44,9 @@ def tokens_of(engine, step):
                 drawn[update.request_id].extend(update.token_ids)
         found += drawn.values()
     captured = engine.executor._runner._captured
-    assert captured is None or not captured.graphs.is_capturing
+    if captured is not None:
+        assert len(captured.graphs.keys) > 6
+        assert not captured.graphs.is_capturing
     engine.close()
     return found
 
@@ -64,6 +66,7 @@ def advanced(engine):
 
 def test_captures_between_steps_change_no_token(checkpoint, expected):
     engine = engine_of(checkpoint)
+    assert engine.executor._runner._captured is not None
     assert tokens_of(engine, lambda: advanced(engine)) == expected
 
 
@@ -76,22 +79,3 @@ def test_after_a_step_the_process_may_wait_for_the_device(checkpoint, expected):
         return updates
 
     assert tokens_of(engine, step) == expected
-
-
-def test_a_wait_for_the_device_in_a_capture_costs_only_that_capture(checkpoint, expected):
-    engine = engine_of(checkpoint)
-    graphs, waits = engine.executor._runner._captured.graphs, []
-
-    def step():
-        updates = advanced(engine)
-        if graphs.is_capturing and len(waits) < 2:
-            graphs.advance()
-        if graphs.is_capturing and len(waits) < 2:
-            waits.append(None)
-            with pytest.raises(RuntimeError, match="captur"):
-                torch.cuda.synchronize()
-        return updates
-
-    assert tokens_of(engine, step) == expected
-    assert len(waits) == 2
-    assert graphs.can_replay("any")

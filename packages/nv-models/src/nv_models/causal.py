@@ -37,7 +37,7 @@ class CausalLM(Layer, ABC):
         """Token ids [T] -> hidden states [T, E] after the last norm; fills the KV caches."""
 
     def in_parts(self, token_ids: torch.Tensor, context: ForwardContext) -> Parts[torch.Tensor]:
-        """As `forward`, in parts: a layer each, where the architecture says so; else one."""
+        """As `forward`, in parts of a layer each; one part where an architecture has no others."""
         yield from ()
         return self.forward(token_ids, context)
 
