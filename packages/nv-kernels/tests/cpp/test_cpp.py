@@ -125,7 +125,9 @@ def test_rope_and_store(part, normed, heads, dim, order, dtype):
 @compiled
 @pytest.mark.skipif(not linear.has_tiles(), reason="this processor has no tiles")
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("outputs", "columns"), [(16, 32), (48, 64), (960, 576), (576, 1536)])
+@pytest.mark.parametrize(
+    ("outputs", "columns"), [(16, 32), (48, 64), (112, 64), (960, 576), (576, 1536)]
+)
 def test_products_by_tiles(outputs, columns, biased):
     x = draw(301, columns, dtype=torch.bfloat16)
     weight = draw(outputs, columns, dtype=torch.bfloat16, seed=1, scale=columns**-0.5)
@@ -135,10 +137,25 @@ def test_products_by_tiles(outputs, columns, biased):
     whole = linear.linear(x, in_tiles, bias)
     truth = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     torch.testing.assert_close(whole.double(), truth, rtol=2**-7, atol=2**-9)
-    for rows in (1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 256, 257, 300):
+    for rows in (*range(1, 18), 25, 31, 32, 33, 64, 100, 256, 257, 300):
         for start in (0, 1, 301 - rows):
             part = linear.linear(x[start : start + rows], in_tiles, bias)
             assert torch.equal(part, whole[start : start + rows]), (rows, start)
+
+
+@compiled
+@pytest.mark.skipif(not linear.has_tiles(), reason="this processor has no tiles")
+@pytest.mark.parametrize("outputs", [16, 112, 960])
+def test_threads_share_out_tiles(outputs):
+    x = draw(17, 64, dtype=torch.bfloat16)
+    in_tiles = linear.pack_weight(draw(outputs, 64, dtype=torch.bfloat16, seed=1))
+    whole, threads = linear.linear(x, in_tiles), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for rows in (1, 5, 17):
+            assert torch.equal(linear.linear(x[:rows], in_tiles), whole[:rows])
+    finally:
+        torch.set_num_threads(threads)
 
 
 @compiled

@@ -62,7 +62,7 @@ inline void pair_of_tiles(const Quantized& by, const bf16* x, const float* x_sca
     float* sums = scratch<float>(BLOCK_ROWS * PAIR + (TILE_OUTPUTS + PAIR) * size / 2);
     bf16 *rows = (bf16*)(sums + BLOCK_ROWS * PAIR), *tiles = rows + TILE_OUTPUTS * size;
     expand_tiles(by, n, rows, tiles);
-    tile_pair(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0);
+    some_tiles(Product<bf16, float>{x, tiles, nullptr, sums, PAIR, size}, 0, num_rows, 0, PAIR);
     finish(by, sums, PAIR, x_scale, bias, out, num_rows, n, std::min(PAIR, by.num_outputs - n));
 }
 

@@ -91,7 +91,9 @@ template <typename T>
 void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const T* matrices,
                         const T* biases, T* out, int64_t num_outputs, int64_t num_columns,
                         bool in_tiles, int threads) {
-    int64_t tiles = in_tiles ? tile_pairs_of(num_outputs) : linear_tiles_of(num_outputs);
+    constexpr int64_t SHARE_OF_TILES = 2 * PAIR;  // outputs of a piece of work
+    int64_t shares = (num_outputs + SHARE_OF_TILES - 1) / SHARE_OF_TILES;
+    int64_t tiles = in_tiles ? shares : linear_tiles_of(num_outputs);
     int64_t count = int64_t(groups.size()) * tiles;
 #pragma omp parallel num_threads(threads)
     {
@@ -103,7 +105,9 @@ void multiply_by_expert(const std::vector<ExpertRows>& groups, const T* x, const
             Product<T> product{x, matrix, bias, out, num_outputs, num_columns};
             if constexpr (std::is_same_v<T, bf16>) {
                 if (in_tiles) {
-                    tile_pair(product, rows.first, rows.last, i % tiles);
+                    int64_t n = i % tiles * SHARE_OF_TILES;
+                    some_tiles(product, rows.first, rows.last, n,
+                               std::min(n + SHARE_OF_TILES, num_outputs));
                     continue;
                 }
             }

@@ -23,22 +23,20 @@ constexpr int64_t TILED_ROWS = 256;  // rows that stay in the L2 cache
 
 inline int64_t tile_pairs_of(int64_t num_outputs) { return (num_outputs + PAIR - 1) / PAIR; }
 
-// A pair of tiles of outputs, of rows first to last; the thread calls `release_tiles` afterwards.
+// Outputs n to end, whole tiles, of rows first to last; the thread calls `release_tiles` afterwards.
 template <typename O>
-inline void tile_pair(const Product<bf16, O>& p, int64_t first, int64_t last, int64_t pair) {
-    int64_t n = pair * PAIR;
-    bool is_wide = n + PAIR <= p.num_outputs;
-    if (has_amx())
-        is_wide ? amx_tiles<true>(p, first, last, n) : amx_tiles<false>(p, first, last, n);
-    else
-        is_wide ? lane_tiles<true>(p, first, last, n) : lane_tiles<false>(p, first, last, n);
+inline void some_tiles(const Product<bf16, O>& p, int64_t first, int64_t last, int64_t n,
+                       int64_t end) {
+    if (!has_amx()) return lane_tiles(p, first, last, n, end);
+    for (; end - n >= PAIR; n += PAIR) amx_tiles<true>(p, first, last, n);
+    if (n < end) amx_tiles<false>(p, first, last, n);
 }
 
 inline void release_tiles() {
     if (has_amx()) release_amx();
 }
 
-// Rows by a weight of tiles; N a multiple of 16, K of 32.
+// Rows by a weight of tiles; N a multiple of 16, K of 32. Each thread has its part of the outputs.
 template <typename O>
 inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int threads) {
     int64_t num_pairs = tile_pairs_of(p.num_outputs);
@@ -47,7 +45,11 @@ inline void linear_tiles(const Product<bf16, O>& p, int64_t num_rows, int thread
 #pragma omp parallel num_threads(threads)
         {
 #pragma omp for schedule(static)
-            for (int64_t pair = 0; pair < num_pairs; pair++) tile_pair(p, first, last, pair);
+            for (int64_t part = 0; part < threads; part++) {
+                int64_t begin = num_pairs * part / threads * PAIR;
+                int64_t end = num_pairs * (part + 1) / threads * PAIR;
+                some_tiles(p, first, last, begin, std::min(end, p.num_outputs));
+            }
             release_tiles();
         }
     }
