@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import nv_kernels as nk
 import pytest
@@ -12,7 +13,12 @@ from safetensors.torch import load_file, save_file
 from test_broken_rows import BAD
 from test_padded_steps import CPU, EagerGraphs
 from torch.nn.functional import normalize
-from transformers import AutoModel, Qwen3Config, Qwen3ForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
 
 MAX_LEN = 96
 LENGTHS = (1, 40, 16, 5, MAX_LEN, 17)
@@ -167,6 +173,20 @@ def test_a_prompt_that_is_computed_anew_gives_the_same(folders, states, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_an_aborted_prompt_leaves_nothing_to_the_others(folders, states, mode):
+    """It has been computed in part; its slot and its sum go to the next prompt."""
+    engine = start(folders[mode], max_num_batched_tokens=16, max_num_seqs=1, max_in_flight=2)
+    long = EngineRequest([9] * MAX_LEN, ASKED[0])
+    request_id = engine.add(long)
+    for _ in range(3):
+        assert not engine.step().updates
+    (update,) = engine.abort(request_id)
+    assert (update.finish_reason, update.pooled) == ("abort", None)
+    check(states, mode, pool(engine, PROMPTS, ASKED))
+    assert engine.metrics.num_free_blocks == engine.metrics.num_blocks
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_prompt_with_nan_is_an_error_of_its_own(folders, states, mode, tmp_path):
     folder = shutil.copytree(folders[mode], tmp_path / "damaged")
     weights = load_file(folder / "model.safetensors")
@@ -213,15 +233,37 @@ def classifiers(checkpoint, tmp_path_factory):
     return made
 
 
+@pytest.fixture
+def reranker(checkpoint, tmp_path):
+    """The folder whose label is a token of the head against another, and its truth in logits."""
+    folder = shutil.copytree(checkpoint, tmp_path / "reranker")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "architectures": ["Qwen3ForSequenceClassification"],
+        "classifier_from_token": ["no", "yes"],
+        "is_original_qwen3_reranker": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    vocabulary = {"model": {"vocab": {"no": 7, "yes": 301}}}  # of the first rank and of the second
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+    def no_and_yes(ids):
+        return SimpleNamespace(logits=model(ids).logits[:, -1, [7, 301]])
+
+    return folder, no_and_yes
+
+
 @pytest.mark.slow
-def test_two_ranks_give_the_same(folders, states, classifiers):
-    """Embeddings, classes and scores, by four models on the same two ranks."""
+def test_two_ranks_give_the_same(folders, states, classifiers, reranker):
+    """Embeddings, classes and scores, by five models on the same two ranks."""
     models = [folders["mean"], folders["lasttoken"], *(each[0] for each in classifiers.values())]
+    models.append(reranker[0])
     options = {"tensor_parallel_size": 2, "max_num_batched_tokens": 64}
     configs = [config_of(folder, **options) for folder in models]
     ranks, executors = start_ranks(configs)
     try:
-        mean, last, classes, scores = map(Engine, configs, executors)
+        mean, last, classes, scores, answers = map(Engine, configs, executors)
         check(states, "mean", pool(mean, PROMPTS, ASKED))
         check(states, "lasttoken", pool(last, PROMPTS, ASKED))
         shared = [[*PROMPTS[4][:80], 7]]
@@ -230,6 +272,7 @@ def test_two_ranks_give_the_same(folders, states, classifiers):
         check(states, "lasttoken", updates, shared, ASKED[:1])
         check_classes(classifiers[3][1], classes, "classify", lambda logits: logits.softmax(-1))
         check_classes(classifiers[1][1], scores, "score", lambda logits: logits.sigmoid())
+        check_classes(reranker[1], answers, "score", lambda logits: logits.softmax(-1)[:, 1:])
     finally:
         ranks.close()
 
