@@ -8,10 +8,8 @@
 
 #if defined(__AVX512BF16__)
 
-constexpr int MOST_ROWS = 12;  // that multiply at once
-
-// Tiles of outputs that many rows multiply at once: the sums take 24 of 32 registers at most.
-constexpr int tiles_at_once(int num_rows) { return num_rows <= 6 ? 4 : 2; }
+constexpr int MOST_ROWS = 12;  // that multiply at once, by two tiles: 24 of 32 registers hold sums
+constexpr int MOST_WIDE_ROWS = 6;  // the same by four tiles
 
 // NUM_ROWS rows by TILES tiles of outputs. FETCH: the weights that come next are prefetched.
 template <int NUM_ROWS, int TILES, bool FETCH = false, typename O>
@@ -44,23 +42,25 @@ inline void multiply_lanes(const Product<bf16, O>& p, int64_t m, int64_t n) {
     }
 }
 
-// NUM_ROWS rows from m on by outputs n to end, whole tiles.
+// NUM_ROWS rows from m on by outputs n to end, whole tiles. A last tile alone, which few weights have,
+// is multiplied row by row.
 template <int NUM_ROWS, typename O>
-inline void multiply_all_lanes(const Product<bf16, O>& p, int64_t m, int64_t n, int64_t end) {
-    constexpr int TILES = tiles_at_once(NUM_ROWS);
-    for (; end - n >= TILES * TILE_OUTPUTS; n += TILES * TILE_OUTPUTS)
-        multiply_lanes<NUM_ROWS, TILES>(p, m, n);
+inline void multiply_fixed_rows(const Product<bf16, O>& p, int64_t m, int64_t n, int64_t end) {
+    if constexpr (NUM_ROWS <= MOST_WIDE_ROWS)
+        for (; end - n >= 4 * TILE_OUTPUTS; n += 4 * TILE_OUTPUTS)
+            multiply_lanes<NUM_ROWS, 4>(p, m, n);
     for (; end - n >= 2 * TILE_OUTPUTS; n += 2 * TILE_OUTPUTS)
         multiply_lanes<NUM_ROWS, 2>(p, m, n);
-    if (n < end) multiply_lanes<NUM_ROWS, 1>(p, m, n);
+    if (n < end)
+        for (int i = 0; i < NUM_ROWS; i++) multiply_lanes<1, 1>(p, m + i, n);
 }
 
 // The same with a number of rows that is not a constant, at most NUM_ROWS.
 template <int NUM_ROWS, typename O>
-inline void multiply_rows(const Product<bf16, O>& p, int64_t m, int64_t num_rows, int64_t n,
-                          int64_t end) {
-    if (num_rows == NUM_ROWS) return multiply_all_lanes<NUM_ROWS>(p, m, n, end);
-    if constexpr (NUM_ROWS > 1) multiply_rows<NUM_ROWS - 1>(p, m, num_rows, n, end);
+inline void multiply_few_rows(const Product<bf16, O>& p, int64_t m, int64_t num_rows, int64_t n,
+                              int64_t end) {
+    if (num_rows == NUM_ROWS) return multiply_fixed_rows<NUM_ROWS>(p, m, n, end);
+    if constexpr (NUM_ROWS > 1) multiply_few_rows<NUM_ROWS - 1>(p, m, num_rows, n, end);
 }
 
 // More than MOST_ROWS rows by outputs n to end, at most two tiles: the first rows bring the weights to
@@ -71,9 +71,9 @@ inline void multiply_many_rows(const Product<bf16, O>& p, int64_t first, int64_t
     if (end - n == 2 * TILE_OUTPUTS)
         multiply_lanes<MOST_ROWS, 2, true>(p, first, n);
     else
-        multiply_lanes<MOST_ROWS, 1, true>(p, first, n);
+        multiply_fixed_rows<MOST_ROWS>(p, first, n, end);
     for (int64_t m = first + MOST_ROWS; m < last; m += MOST_ROWS)
-        multiply_rows<MOST_ROWS>(p, m, std::min<int64_t>(MOST_ROWS, last - m), n, end);
+        multiply_few_rows<MOST_ROWS>(p, m, std::min<int64_t>(MOST_ROWS, last - m), n, end);
 }
 
 // Outputs n to end, whole tiles, of rows first to last.
@@ -81,7 +81,8 @@ template <typename O>
 inline void lane_tiles(const Product<bf16, O>& p, int64_t first, int64_t last, int64_t n,
                        int64_t end) {
     constexpr int64_t STEP = 2 * TILE_OUTPUTS;
-    if (last - first <= MOST_ROWS) return multiply_rows<MOST_ROWS>(p, first, last - first, n, end);
+    if (last - first <= MOST_ROWS)
+        return multiply_few_rows<MOST_ROWS>(p, first, last - first, n, end);
     for (; n < end; n += STEP) multiply_many_rows(p, first, last, n, std::min(n + STEP, end));
 }
 
