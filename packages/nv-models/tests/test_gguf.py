@@ -512,3 +512,48 @@ def test_16_a_tensor_of_an_unknown_type_is_named(tiny_checkpoint, write_gguf, tm
     file.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name} in {file} has the unknown type {kind}"):
         load_model(file)
+
+
+def named_alike(file: Path, old: str, new: str) -> None:
+    """Give a key or tensor another's name, which is as long."""
+    assert len(old) == len(new)
+    content = file.read_bytes()
+    assert content.count(old.encode()) == 1
+    file.write_bytes(content.replace(old.encode(), new.encode()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("blk.1.attn_q.weight", "blk.0.attn_q.weight", "the tensor blk.0.attn_q.weight twice"),
+        ("blk.1.ffn_up.weight", "blk.1.attn_k.weight", "the tensor blk.1.attn_k.weight twice"),
+        ("llama.context_length", "llama.rope.freq_base", "the key llama.rope.freq_base twice"),
+    ],
+)
+def test_16_a_name_that_comes_twice_in_a_file(
+    tiny_checkpoint, write_gguf, tmp_path, old, new, message
+):
+    """llama.cpp refuses it: either of the two may be the wrong one."""
+    file = tmp_path / "m.gguf"
+    write_gguf(tiny_checkpoint("llama", num_hidden_layers=2), file, Kind.F32)
+    named_alike(file, old, new)
+    with pytest.raises(ValueError, match=message):
+        load_model(file)
+
+
+@pytest.mark.parametrize("shift", [-32, 32, -(10**6), 0])
+def test_16_tensors_that_lie_over_one_another(tiny_checkpoint, write_gguf, tmp_path, shift):
+    file = tmp_path / "m.gguf"
+    write_gguf(tiny_checkpoint("llama"), file, Kind.F32)
+    name = "blk.0.attn_k.weight"
+    before, at = read_header(file).tensors["blk.0.attn_q.weight"], read_header(file).tensors[name]
+    content = bytearray(file.read_bytes())
+    place = content.index(name.encode()) + len(name) + 4 + 2 * 8 + 4
+    known = int.from_bytes(content[place : place + 8], "little")
+    moved = known + shift if shift else known + before.offset - at.offset
+    content[place : place + 8] = max(moved, 0).to_bytes(8, "little")
+    file.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=rf"{file}: \S+ begins at byte \d+, within \S+, which ends"
+    ):
+        load_model(file)

@@ -83,6 +83,22 @@ def test_byte_level(tokenizer_of, pre, digits, has_bos):
     assert tokenizer.decode(ids, skip_special_tokens=True) == " hi hï  12345\n"
 
 
+@pytest.mark.parametrize("pre", [None, "default"])
+def test_16_words_without_a_name_are_llama_cpps_and_are_warned_of(tokenizer_of, pre):
+    """Files from before April 2024 have none, Llama 3's among them."""
+    with pytest.warns(
+        UserWarning, match=r"tokenizer\.ggml\.pre is (missing|'default'), so that .* tokenizer="
+    ):
+        tokenizer = tokenizer_of(tokenizer_changes={"pre": pre})
+    splitter = tokenizer.backend_tokenizer.pre_tokenizer
+    text = " it's +12345=6, (ab)  c\n d"
+    words = [text[first:last] for _, (first, last) in splitter.pre_tokenize_str(text)]
+    assert words == [
+        " it", "'", "s", " ", "+", "123", "45", "=", "6", ",", " ", "(", "ab", ")", " ", " c",
+        "\n", " d",
+    ]  # fmt: skip
+
+
 def test_words_of_gpt_oss_end_where_case_does(tokenizer_of):
     splitter = tokenizer_of(pre="gpt-4o").backend_tokenizer.pre_tokenizer
     text = "(ThatIt'S, helloWorld HTTPServer ÄÖü 漢字a 1234 a//\n\n  b \n\u0301AB"

@@ -22,7 +22,7 @@ from nv_models.fields import read_json
 from nv_models.rope import RopeConfig
 from nv_models.turns import TOKENIZERS
 
-FORMAT = 6  # raise it when the contents change, and old folders are left alone
+FORMAT = 7  # raise it when the contents change, and old folders are left alone
 RECORD = "from_gguf.json"
 """The file that the folder was made of, and what is to be warned of at each load."""
 FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", RECORD)

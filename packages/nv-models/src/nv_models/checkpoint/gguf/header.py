@@ -87,7 +87,8 @@ def read_part(file: Path) -> Header:
 
     Raises:
         FileNotFoundError: it is a folder or a pipe.
-        ValueError: not GGUF, a version or byte order that is not read, or a file that ends early.
+        ValueError: not GGUF, a version or byte order that is not read, a name that comes twice, or
+            a file that ends early.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} {why_missing(file, 'does not exist')}; {AGAIN}")
@@ -111,10 +112,12 @@ def parse(file: Path, stream: BinaryIO) -> Header:
     metadata: dict[str, Value] = {}
     for _ in range(num_keys):
         key = read_string(stream)
+        refuse_twice(file, f"the key {key:.200}", key in metadata)
         metadata[key] = read_value(stream, read_scalar(stream, "I"))
     relative: dict[str, TensorInfo] = {}
     for _ in range(num_tensors):
         name = read_string(stream)
+        refuse_twice(file, f"the tensor {name:.200}", name in relative)
         dims = [read_scalar(stream, "Q") for _ in range(read_scalar(stream, "I"))]
         kind, offset = read_scalar(stream, "I"), read_scalar(stream, "Q")
         relative[name] = TensorInfo(tuple(reversed(dims)), kind, offset, file)
@@ -126,6 +129,12 @@ def parse(file: Path, stream: BinaryIO) -> Header:
     start = -(-stream.tell() // alignment) * alignment
     tensors = {name: replace(info, offset=start + info.offset) for name, info in relative.items()}
     return Header(file, metadata, tensors)
+
+
+def refuse_twice(file: Path, what: str, is_there: bool) -> None:
+    """Raise ValueError for a second definition, as llama.cpp does: which is right is not known."""
+    if is_there:
+        raise ValueError(f"{file} has {what} twice; {AGAIN}")
 
 
 def read_scalar(stream: BinaryIO, code: str) -> Value:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -84,26 +85,39 @@ class GGUFCheckpoint:
         self.shapes = {own: info.shape for own, info in self._tensors.items()}
         files = {info.file for info in header.tensors.values()}
         self._data = {each: np.memmap(each, dtype=np.uint8, mode="c") for each in files}
-        for name, info in header.tensors.items():
-            self._check(name, info)
+        ends = {name: self._check(name, info) for name, info in header.tensors.items()}
+        self._check_places({name: end for name, end in ends.items() if end is not None})
 
-    def _check(self, name: str, info: TensorInfo) -> None:
-        """Note a tensor that cannot be read."""
+    def _check(self, name: str, info: TensorInfo) -> int | None:
+        """Where a tensor ends in its file; None, and a note, for one that cannot be read."""
         if info.kind not in GGML_QUANT_SIZES:
             self.broken.append(f"{name} in {self._file(info)} has the unknown type {info.kind}")
-            return
+            return None
         if not is_readable(info.kind):
             kind = GGMLQuantizationType(info.kind).name
             self.broken.append(
                 f"{name} in {self._file(info)} has the type {kind}, which is not read: convert "
                 "the model to F16, BF16 or Q8_0"
             )
-            return
+            return None
         end = info.offset + int(np.prod(info.shape[:-1])) * row_bytes(info.shape[-1], info.kind)
         size = len(self._data[info.file])
         if end > size:
             file = self._file(info)
             self.broken.append(f"{file} is truncated: {name} ends at byte {end} of {size}")
+        return end
+
+    def _check_places(self, ends: Mapping[str, int]) -> None:
+        """Note tensors that begin within another one of their file."""
+        infos = self._header.tensors
+        in_order = sorted(ends, key=lambda name: (str(infos[name].file), infos[name].offset))
+        for before, name in pairwise(in_order):
+            info = infos[name]
+            if infos[before].file == info.file and info.offset < ends[before]:
+                self.broken.append(
+                    f"{self._file(info)}: {name} begins at byte {info.offset}, within {before}, "
+                    f"which ends at byte {ends[before]}"
+                )
 
     def _file(self, info: TensorInfo) -> Path:
         """The user's own file that holds a tensor."""

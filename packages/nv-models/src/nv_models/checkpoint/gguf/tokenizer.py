@@ -26,6 +26,7 @@ from nv_models.checkpoint.gguf.section import Section
 from nv_models.checkpoint.gguf.vocabulary import (
     CONTROL,
     SPACE,
+    UNNAMED,
     USER_DEFINED,
     check_letters,
     token_list,
@@ -50,7 +51,14 @@ WHOLE_WORDS = (*LLAMA3, "glm4")
 """Names for which a word that is a token is one, whatever the merges would make of it."""
 DIGITS_A_WORD = {"qwen2": "", **dict.fromkeys((*WHOLE_WORDS, "chatglm-bpe"), "{1,3}")}
 CASED = "gpt-4o"
-PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "exaone4", "default")
+PLAIN_PRE_TOKENIZERS = ("smollm", "gpt-2", "exaone4", UNNAMED)
+UNNAMED_WORDS = (
+    r"[\p{P}$+<=>^~|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+"""llama.cpp's words where a file names none, each within the pieces of the one before."""
 NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """transformers' names of special tokens, and GGUF's."""
 SPM_IDS = {"bos": 1, "eos": SPM_EOS, "unk": 0}
@@ -159,7 +167,7 @@ def byte_level_bpe(values: Section, tokens: list[str]) -> Tokenizer:
     """GPT-2's kind: bytes as printable characters, merges in order."""
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = merges_in_order(values, vocabulary)
-    pre = values.text("pre", "default")
+    pre = values.text("pre", "") or UNNAMED
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -188,15 +196,17 @@ def word_splitter(values: Section, pre: str) -> pre_tokenizers.PreTokenizer:
         ValueError: an unknown name; guessing would silently give other tokens.
     """
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre in {"gpt-2", "exaone4", "default"}:
+    if pre in {"gpt-2", "exaone4"}:
         return byte_level
     if pre == "smollm":
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])
-    if pre in DIGITS_A_WORD or pre == CASED:
-        pattern = CASED_WORDS if pre == CASED else WORDS % DIGITS_A_WORD[pre]
-        words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    patterns = {CASED: (CASED_WORDS,), UNNAMED: UNNAMED_WORDS} | {
+        name: (WORDS % digits,) for name, digits in DIGITS_A_WORD.items()
+    }
+    if pre in patterns:
+        words = [pre_tokenizers.Split(Regex(each), behavior="isolated") for each in patterns[pre]]
         raw_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        return pre_tokenizers.Sequence([words, raw_bytes])
+        return pre_tokenizers.Sequence([*words, raw_bytes])
     known = ", ".join([*PLAIN_PRE_TOKENIZERS, *DIGITS_A_WORD, CASED])
     raise ValueError(
         f"{values.header.file}: tokenizer.ggml.pre {pre!r} is not supported; supported are {known}"

@@ -23,6 +23,8 @@ TYPES = {
 }
 SPACE = "\u2581"
 """SentencePiece writes it for a space."""
+UNNAMED = "default"
+"""The way to cut text into words of a file that names none."""
 
 
 def token_list(values: Section, num_rows: int) -> list[str]:
@@ -120,6 +122,13 @@ def doubts(header: Header, num_rows: int) -> list[str]:
         found.append(
             f"{values.name}.add_bos_token is true, and there is no bos_token_id: texts begin "
             "without one; convert the file again"
+        )
+    if kind == "gpt2" and (pre := values.text("pre", "")) in ("", UNNAMED):
+        found.append(
+            f"{values.name}.pre is {repr(pre) if pre else 'missing'}, so that the way in which the "
+            "model's texts are cut into words is not known: they are cut as llama.cpp does then, "
+            "which may give other tokens than the model knows; convert the file again, or pass "
+            "tokenizer=, the folder or hub name of the original model"
         )
     letters = [*byte_tokens(kind).values(), SPACE]
     kinds = dict(zip(tokens, token_types(values, len(tokens)), strict=True))
