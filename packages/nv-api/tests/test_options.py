@@ -158,6 +158,38 @@ def test_16_an_option_of_another_library_gets_the_right_hint(name, hint):
     assert str(error.value) == f"LLM has no option {name!r}: {hint}"
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("pooler_config", {"pooling_type": "MEAN"}, "pass PoolingParams(…) to each call"),
+        ("override_pooler_config", {"normalize": True}, "pass PoolingParams(…) to each call"),
+        ("kv_cache_memory_bytes", 10**9, "pass num_kvcache_blocks, or gpu_memory_utilization"),
+        ("attention_config", {"backend": "FLASH_ATTN"}, "pass attention_backend"),
+        ("nnodes", 2, "pass distributed_executor_backend='ray', which finds the nodes"),
+        ("data_parallel_rank", 1, "make an LLM for each card, or use nv_api.ray.NvPredictor"),
+        ("decode_context_parallel_size", 2, "leave decode_context_parallel_size out"),
+    ],
+)
+def test_16_an_option_of_vllm_that_is_not_built_gets_its_own_advice(name, value, hint):
+    with pytest.raises(NotImplementedError) as error:
+        parse("m", {name: value})
+    assert str(error.value).startswith(f"{name}={value!r} is not built yet: ")
+    assert str(error.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stream_interval": 10, "optimization_level": 2, "cudagraph_capture_sizes": [1, 2]},
+        {"mamba_cache_dtype": "auto", "enable_dbo": True, "enable_log_requests": True},
+        {"nnodes": 1, "node_rank": 0, "disable_sliding_window": False, "worker_cls": "auto"},
+    ],
+)
+def test_16_options_of_vllm_that_change_nothing_here_are_accepted(options):
+    with pytest.warns(UserWarning, match=f"effect: {', '.join(sorted(options))}"):
+        assert parse("m", options) == parse("m", {})
+
+
 def test_16_hints_name_options_and_no_option_has_another_hint():
     ours = {field.name for field in dataclasses.fields(EngineConfig)} | TOKENIZER.keys()
     assert set(RENAMED.values()) <= ours

@@ -66,6 +66,13 @@ def test_no_text_has_fewer_tokens_than_its_bound(byte_level, sentence_piece, nam
     check(changed(sentence_piece, NORMALIZERS[name]))
 
 
+def test_16_a_letter_that_is_replaced_does_not_count_by_its_own_tokens(byte_level):
+    run = AddedToken("▁" * 32, special=False, normalized=True)
+    tokenizer = changed(byte_level, NORMALIZERS["replace"], token=run)
+    (ids,) = tokenizer.encode([" " * 320])
+    assert tokenizer.bound.of(" " * 320) <= len(ids) == 10
+
+
 def test_white_space_that_may_be_removed_is_not_counted(byte_level):
     check(changed(byte_level, token=AddedToken("<s>", lstrip=True, rstrip=True)))
     check(changed(byte_level, cut=pre_tokenizers.WhitespaceSplit()))

@@ -1,11 +1,12 @@
 """Parameters that are right by themselves, and whether a model can have them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from nv_engine import Engine, EngineConfig, EngineRequest
+from nv_engine import Engine, EngineConfig, EngineRequest, StructuredOutputsParams
 from nv_engine.facts import ModelFacts
 from nv_engine.params import SamplingParams
 from nv_engine.validation import check_params, plain_prompt
@@ -129,3 +130,22 @@ def test_16_an_abort_is_of_one_id(checkpoint_engine: Engine) -> None:
 def test_16_an_engine_is_made_of_a_config(wrong: object) -> None:
     with pytest.raises(TypeError, match=r"^config is .*: it must be an EngineConfig$"):
         Engine(wrong)  # type: ignore[arg-type]
+
+
+class AnyText:
+    """Stands for a compiled grammar."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "grammar", "ends", "message"),
+    [
+        ("a*", None, (1,), "structured_outputs is .*a.* needs the compiled grammar"),
+        (None, AnyText(), (1,), "structured_outputs is None .* takes none without the other"),
+        ("a*", AnyText(), (), "structured_outputs needs an EOS token, and .* add eos_token_id"),
+    ],
+)
+def test_16_a_grammar_comes_with_its_parameters_and_can_end(asked, grammar, ends, message):
+    wanted = None if asked is None else StructuredOutputsParams(regex=asked)
+    params, facts = SamplingParams(structured_outputs=wanted), replace(FACTS, eos_token_ids=ends)
+    with pytest.raises(ValueError, match=message):
+        check_params(params, grammar, facts)

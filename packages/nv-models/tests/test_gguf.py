@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from nv_models import RopeConfig, TensorParallel, load_model, read_config, resol
 from nv_models.architectures import ARCHITECTURES
 from nv_models.checkpoint.gguf.folder import source_of
 from nv_models.checkpoint.gguf.header import read_header
+from nv_models.checkpoint.gguf.metadata import rope_parameters
+from nv_models.checkpoint.gguf.section import Section
 from nv_models.rope import cos_sin_table, frequencies
 from safetensors.torch import load_file, save_file
 
@@ -159,6 +162,24 @@ def test_phi_3_without_a_window(tiny_model, write_gguf, tmp_path):
 def test_longrope_that_does_not_fit(tiny_model, write_gguf, tmp_path, keys, message):
     write_gguf(tiny_model("Phi3"), tmp_path / "m.gguf", Kind.F32, metadata=KEYS["Phi3"] | keys)
     with pytest.raises(ValueError, match=message):
+        resolve(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("lost", ["rope_factors_short.weight", "rope_factors_long.weight"])
+def test_b12_longrope_without_one_of_its_lists(tiny_model, write_gguf, tmp_path, lost):
+    file = tmp_path / "m.gguf"
+    write_gguf(tiny_model("Phi3"), file, Kind.F32, metadata=KEYS["Phi3"])
+    header = read_header(file)
+    tensors = {name: info for name, info in header.tensors.items() if name != lost}
+    with pytest.raises(ValueError, match=f"{file} lacks the tensor {lost}; download or convert"):
+        rope_parameters(Section(replace(header, tensors=tensors), "phi3"), 16)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "dynamic", "llama3", "LINEAR"])
+def test_b12_a_scaling_that_is_not_known_is_named(tiny_checkpoint, write_gguf, tmp_path, kind):
+    keys = {"rope.scaling.type": kind, "rope.scaling.factor": 1.0}
+    write_gguf(tiny_checkpoint("llama"), tmp_path / "m.gguf", Kind.F32, metadata=keys)
+    with pytest.raises(ValueError, match=f"scales its rope by {kind!r}, which is not supported"):
         resolve(tmp_path / "m.gguf")
 
 

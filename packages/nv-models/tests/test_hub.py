@@ -124,6 +124,15 @@ def test_16_a_proxy_that_cannot_be_used_is_one_sentence(monkeypatch, cache, prox
     assert "\n" not in str(raised.value)
 
 
+def test_16_a_token_that_no_header_takes_is_named_as_what_to_mend(monkeypatch, cache):
+    def fail(*args, **kwargs):
+        httpx.Client(headers={"authorization": "Bearer é"})
+
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    with pytest.raises(ValueError, match=r"org/other cannot be asked .* or HF_TOKEN is set, mend"):
+        resolve("org/other")
+
+
 @pytest.mark.parametrize("content", [b"", b" \n", b"\xff\xfe\x00"])
 @pytest.mark.parametrize("is_offline", [False, True])
 def test_16_a_branch_of_the_cache_without_a_commit(monkeypatch, cache, content, is_offline):

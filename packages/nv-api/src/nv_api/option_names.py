@@ -14,8 +14,15 @@ SERVER = "it is an option of nv serve"
 SPECULATIVE = "speculative decoding is not there: leave it out"
 NOT_NEEDED = "it would change nothing here: leave it out"
 CHECKPOINT = "the checkpoint decides: give a quantized one, such as a .gguf file"
+COPIES = "make an LLM for each card, or use nv_api.ray.NvPredictor"
 HUB_FOLDER = "set the environment variable HF_HOME to the folder for downloads"
 
+NO_CHANGE = (
+    "guided_decoding_backend",
+    "guided_decoding_disable_fallback",
+    "low_cpu_mem_usage",
+    "verbose",
+)
 RENAMED = {
     "attn_implementation": "attention_backend",
     "batch_size": "max_num_seqs",
@@ -49,15 +56,15 @@ ADVICE = {
     **OF_PARAMS,
     **OF_CALLS,
     **dict.fromkeys(("api_key", "base_url", "host", "port"), SERVER),
-    **dict.fromkeys(("reasoning_parser", "tool_call_parser"), SERVER),
+    **dict.fromkeys(("enable_reasoning", "reasoning_parser", "tool_call_parser"), SERVER),
     **dict.fromkeys(("load_in_4bit", "load_in_8bit", "quantization_config"), CHECKPOINT),
-    **dict.fromkeys(("low_cpu_mem_usage", "verbose", "guided_decoding_backend"), NOT_NEEDED),
+    **dict.fromkeys(NO_CHANGE, NOT_NEEDED),
     **dict.fromkeys(("num_speculative_tokens", "speculative_model"), SPECULATIVE),
     **dict.fromkeys(("rope_scaling", "rope_theta"), CONFIG),
     **dict.fromkeys(("token", "use_auth_token"), "set the environment variable HF_TOKEN"),
     "cache_dir": HUB_FOLDER,
     "disable_radix_cache": "pass enable_prefix_caching=False",
-    "dp_size": "make an LLM for each card, or use nv_api.ray.NvPredictor",
+    "dp_size": COPIES,
     **dict.fromkeys(("lora", "lora_modules", "lora_paths"), ADAPTERS),
     "local_files_only": "set the environment variable HF_HUB_OFFLINE=1",
     "max_length": "pass max_model_len here, or SamplingParams(max_tokens=…) to each call",
@@ -69,7 +76,19 @@ ADVICE = {
     "worker_use_ray": "pass distributed_executor_backend='ray'",
 }
 """Advice on names that mean something else than an option."""
+NODES = "pass distributed_executor_backend='ray', which finds the nodes"
+POOLER = (
+    "the checkpoint's files decide how it pools (1_Pooling/config.json); pass PoolingParams(…) to "
+    "each call"
+)
 INSTEAD = {
+    **dict.fromkeys(("master_addr", "master_port", "nnodes", "node_rank"), NODES),
+    **dict.fromkeys(("override_pooler_config", "pooler_config"), POOLER),
+    "attention_config": "pass attention_backend",
+    "ignore_patterns": "the files that a model needs are fetched: leave it out",
+    "kv_cache_memory_bytes": "pass num_kvcache_blocks, or gpu_memory_utilization",
+    "otlp_traces_endpoint": "it is --otlp-endpoint of nv serve",
+    "quantization_param_path": "the scales of a checkpoint's own files are read: leave it out",
     "default_mm_loras": "pass lora_request=… to each call; prompts are text or token ids",
     "enable_lora_bias": "train the adapter without a bias, or merge it into the base model",
     "enable_prompt_adapter": "put the adapter's text in front of the prompt",
@@ -78,7 +97,7 @@ INSTEAD = {
     "lora_target_modules": "the tensors of an adapter's file decide; all that fit are used",
     "calculate_kv_scales": "leave it out: kv_cache_dtype='fp8' needs no scales",
     "cpu_offload_gb": "weights stay on the device: use tensor_parallel_size, or a smaller model",
-    "data_parallel_size": "make an LLM for each card, or use nv_api.ray.NvPredictor",
+    **dict.fromkeys(("data_parallel_rank", "data_parallel_size"), COPIES),
     "download_dir": HUB_FOLDER,
     "generation_config": PARAMS,
     "hf_token": "set the environment variable HF_TOKEN",

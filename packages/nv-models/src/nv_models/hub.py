@@ -60,12 +60,16 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
         if cached := cached_snapshot(name, revision, patterns):
             return cached
         raise _worded(name, revision, error) from error
-    except (ImportError, ValueError, httpx.InvalidURL) as error:  # a proxy that httpx cannot use
+    except (
+        ImportError,
+        ValueError,
+        httpx.InvalidURL,
+    ) as error:  # of a proxy or a token that httpx cannot use
         if cached := cached_snapshot(name, revision, patterns):
             return cached
         raise ValueError(
-            f"{name} cannot be asked of the hub: {one_line(error)}; if HTTPS_PROXY, HTTP_PROXY or "
-            "ALL_PROXY is set, mend it"
+            f"{name} cannot be asked of the hub: {one_line(error)}; if HTTPS_PROXY, HTTP_PROXY, "
+            "ALL_PROXY or HF_TOKEN is set, mend it"
         ) from error
     except OSError as error:
         raise ValueError(
