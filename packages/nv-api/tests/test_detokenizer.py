@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nv_api.detokenizer import WindowDetokenizer
 from nv_api.tokenizer import Tokenizer
 from nv_engine import SamplingParams
 
@@ -140,3 +141,28 @@ def test_the_context_of_a_long_prompt_is_a_few_of_its_tokens(sentence_piece, mon
     hello, world = sentence_piece.convert_tokens_to_ids(["▁hello", "▁world"])
     pieces_of(Tokenizer(sentence_piece), [world], (), prompt=[hello] * 1000)
     assert 0 < min(lengths) <= max(lengths) <= 20
+
+
+def of_bytes(ids):
+    """As SentencePiece's byte fallback: a run of bytes is text as a whole, or not at all."""
+    try:
+        return bytes(ids).decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(ids)
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_16_a_context_that_begins_within_a_character_does_not_break_the_next(first):
+    prompt = list("🎉é".encode())[first:]
+    detokenizer = WindowDetokenizer(of_bytes, lambda token: True, prompt)
+    assert detokenizer.push("é".encode()) + detokenizer.flush() == "é"
+
+
+def test_16_an_earlier_state_knows_nothing_of_the_tokens_since():
+    detokenizer = WindowDetokenizer(of_bytes, lambda token: True)
+    first, second = "é".encode()
+    assert detokenizer.push([first]) == ""
+    before = detokenizer.state
+    assert detokenizer.push([first]) == ""
+    detokenizer.state = before
+    assert detokenizer.push([second]) == "é"

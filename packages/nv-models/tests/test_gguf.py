@@ -536,7 +536,7 @@ def test_16_a_tensor_of_an_unknown_type_is_named(tiny_checkpoint, write_gguf, tm
 
 
 def named_alike(file: Path, old: str, new: str) -> None:
-    """Give a key or tensor another's name, which is as long."""
+    """Rename a key or a tensor to the name of another, which is as long."""
     assert len(old) == len(new)
     content = file.read_bytes()
     assert content.count(old.encode()) == 1

@@ -124,6 +124,21 @@ def test_16_a_proxy_that_cannot_be_used_is_one_sentence(monkeypatch, cache, prox
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_16_certificates_that_cannot_be_read_are_named(monkeypatch, cache, tmp_path, content):
+    def fail(*args, **kwargs):
+        httpx.Client()
+
+    if content is not None:
+        (tmp_path / "file.pem").write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "file.pem"))
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    assert resolve("org/name", SHA) == cache / SHA
+    with pytest.raises(ValueError, match=r"org/other .* certificates .*; mend or unset SSL_CERT_"):
+        resolve("org/other")
+
+
 def test_16_a_token_that_no_header_takes_is_named_as_what_to_mend(monkeypatch, cache):
     def fail(*args, **kwargs):
         httpx.Client(headers={"authorization": "Bearer é"})

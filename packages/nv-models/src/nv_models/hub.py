@@ -33,8 +33,9 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
 
     Raises:
         FileNotFoundError: neither in the cache nor within reach, or in the cache in part.
-        ValueError: a repository or revision that is unknown, gated or refused, a proxy that cannot
-            be used, a cache that cannot be written or read, or a revision that is too long.
+        ValueError: a repository or revision that is unknown, gated or refused, a proxy, a token or
+            certificates that cannot be used, a cache that cannot be written or read, or a revision
+            that is too long.
     """
     if revision is not None and len(revision) > MOST_CHARACTERS:
         raise ValueError(
@@ -72,6 +73,13 @@ def download(name: str, revision: str | None, patterns: Sequence[str]) -> Path:
             "ALL_PROXY or HF_TOKEN is set, mend it"
         ) from error
     except OSError as error:
+        if (fault := _fault_of_certificates()) is not None:
+            if cached := cached_snapshot(name, revision, patterns):
+                return cached
+            raise ValueError(
+                f"{name} cannot be asked of the hub: the certificates cannot be read ({fault}); "
+                "mend or unset SSL_CERT_FILE and SSL_CERT_DIR"
+            ) from error
         raise ValueError(
             f"{name} cannot be kept in the hub's cache, {constants.HF_HUB_CACHE}: "
             f"{one_line(error)}; set HF_HOME to a folder that this user may write"
@@ -120,6 +128,15 @@ def commit_in(reference: Path) -> str:
             "download the model again"
         )
     return content.decode()
+
+
+def _fault_of_certificates() -> str | None:
+    """Why no connection can be secure; None if one can. The error of ssl does not name the file."""
+    try:
+        httpx.create_ssl_context()
+    except OSError as error:
+        return one_line(error)
+    return None
 
 
 def _worded(name: str, revision: str | None, error: Exception) -> ValueError | FileNotFoundError:
