@@ -5,19 +5,19 @@ Owns the choice at call time (card, dtype, alignment). `tuned` has the settings.
 
 from __future__ import annotations
 
-import importlib
-from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn import functional
 
 from nv_kernels.elementwise.triton_gate import silu_and_mul
+from nv_kernels.launch import gluon
 from nv_kernels.launch.card import is_hopper
 from nv_kernels.linear.lora.triton_expand import MOST_PARTS
 from nv_kernels.linear.triton.dot import dot
 from nv_kernels.linear.triton.gemv import gemv
 from nv_kernels.linear.tuned import (
+    DIRECT,
     DOT_TOKENS,
     Dot,
     Form,
@@ -157,10 +157,29 @@ def library_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -
     return torch.mm(x, weight.t(), out_dtype=dtype)
 
 
-@cache
 def gluon_module(name: str) -> ModuleType | None:
-    """Import a module with a Gluon kernel; None if this Triton has another version of Gluon."""
-    try:
-        return importlib.import_module(f"nv_kernels.linear.triton.{name}")
-    except ImportError:
-        return None
+    """Import a module of this folder with a Gluon kernel; None if Gluon has another version."""
+    return gluon.gluon_module(f"linear.triton.{name}")
+
+
+def one_launch(
+    form: Gemv,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    norm: tuple[torch.Tensor, float] | None = None,
+    gated: bool = False,
+    residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply one or two tokens, with what is before and after: see `gemv` and `direct`."""
+    shape = (*weight.shape, gated)
+    better = DIRECT.get(shape) if bias is None and x.shape[0] == 1 else None
+    if better is not None and is_hopper(x):
+        module = gluon_module("direct")
+        if module is not None and module.direct_fits(better, x, weight, norm=norm, gated=gated):
+            result: torch.Tensor = module.direct(
+                better, x, weight, norm=norm, gated=gated, residual=residual
+            )
+            return result
+    return gemv(form, x, weight, norm=norm, gated=gated, residual=residual, bias=bias)

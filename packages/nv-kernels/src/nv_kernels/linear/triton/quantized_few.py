@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from triton.experimental import gluon
-from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 
 from nv_kernels.launch.sizes import cdiv
 from nv_kernels.launch.triton_previous_gluon import let_next_start, wait_for_previous
+from nv_kernels.linear.triton.fragments import MULTIPLY, along, four
 from nv_kernels.linear.triton.quantized_layout import UNPACK_WORD
 from nv_kernels.linear.triton.result import empty_result
 
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 UNIT = gl.constexpr(256)  # words of 16 rows by 128 columns
 # Of a half of the chunk a word is the whole left operand of a product of 16 columns.
 UNPACK = gl.constexpr(UNPACK_WORD + "}")
-MULTIPLY = gl.constexpr("""
-    mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
-        {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};
-""")
 SUM = gl.constexpr("""{
     .reg .b32 one;
     mov.b32 one, 0x3F803F80;
@@ -77,48 +73,15 @@ def _add(low, high, sums):
 
 
 @gluon.jit
-def _four(values, layout: gl.constexpr):
-    """Split the last dimension, of 4 in one thread."""
-    first, second = gl.split(values.reshape(values.shape[:-1] + [2, 2]))
-    a, c = gl.split(first)
-    b, d = gl.split(second)
-    return (
-        gl.convert_layout(a, layout, assert_trivial=True),
-        gl.convert_layout(b, layout, assert_trivial=True),
-        gl.convert_layout(c, layout, assert_trivial=True),
-        gl.convert_layout(d, layout, assert_trivial=True),
-    )
-
-
-@gluon.jit
 def _x_of(tiles, chunk, quads: gl.constexpr, lanes: gl.constexpr):
     """Read a thread's 16 words of a chunk; each of the 8 places for tokens has the one token."""
     lows = ()
     highs = ()
     for quarter in gl.static_range(4):
-        low, high, next_low, next_high = _four(tiles.index(chunk * 4 + quarter).load(quads), lanes)
+        low, high, next_low, next_high = four(tiles.index(chunk * 4 + quarter).load(quads), lanes)
         lows = lows + (low, next_low)
         highs = highs + (high, next_high)
     return lows + highs
-
-
-@constexpr_function
-def _only(layout, rank, dim):
-    """Slice a layout until one of its dimensions is left."""
-    for other in reversed(range(rank)):
-        if other != dim:
-            layout = gl.SliceLayout(other, layout)
-    return layout
-
-
-@gluon.jit
-def _along(dim: gl.constexpr, size: gl.constexpr, layout: gl.constexpr, rank: gl.constexpr):
-    """Return 0 to size - 1 along one of a layout's dimensions, 1 along the others."""
-    values = gl.arange(0, size, _only(layout, rank, dim))
-    for other in gl.static_range(rank):
-        if other != dim:
-            values = gl.expand_dims(values, other)
-    return values
 
 
 @gluon.jit
@@ -191,7 +154,7 @@ def _round(
                 now_words, now_scales = _at(
                     words, scales, (ahead * CHUNKS + each) * UNITS + unit, ZEROS
                 )
-                mine = _four(now_words[0], lanes) + _four(now_words[1], lanes)
+                mine = four(now_words[0], lanes) + four(now_words[1], lanes)
                 part = (none, none, none, none)
                 for at in gl.static_range(8):
                     part = _multiply(_unpack(mine[at]), xs[at], xs[8 + at], part)
@@ -264,11 +227,11 @@ def grouped_few_kernel(
     quads: gl.constexpr = gl.BlockedLayout(
         [1, 1, 1, 4], [1, 8, 4, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0]
     )
-    warp = _along(0, WARPS, lanes, 3)
-    row = _along(1, 8, lanes, 3)
+    warp = along(0, WARPS, lanes, 3)
+    row = along(1, 8, lanes, 3)
     part = gl.program_id(1)
-    inside = _along(0, WARPS, quads, 4) * (SHARE * UNIT) + _along(1, 8, quads, 4) * 16
-    inside += _along(2, 4, quads, 4) * 4 + _along(3, 4, quads, 4)
+    inside = along(0, WARPS, quads, 4) * (SHARE * UNIT) + along(1, 8, quads, 4) * 16
+    inside += along(2, 4, quads, 4) * 4 + along(3, 4, quads, 4)
     base = codes + part * (COLUMNS // 128 * UNIT)
     first_column = part * COLUMNS + warp * (SHARE * 128)
     group = gl.program_id(0) * GROUPS
@@ -296,12 +259,12 @@ def grouped_few_kernel(
     )
     # quarter of the chunk, warp, pair of columns in 8, (eighth in the quarter, half), column
     columns = (
-        _along(0, 4, spread, 5) * 16
-        + _along(1, WARPS, spread, 5) * (SHARE * 128)
-        + _along(2, 4, spread, 5) * 2
-        + _along(3, 4, spread, 5) // 2 * 8
-        + _along(3, 4, spread, 5) % 2 * 64
-        + _along(4, 2, spread, 5)
+        along(0, 4, spread, 5) * 16
+        + along(1, WARPS, spread, 5) * (SHARE * 128)
+        + along(2, 4, spread, 5) * 2
+        + along(3, 4, spread, 5) // 2 * 8
+        + along(3, 4, spread, 5) % 2 * 64
+        + along(4, 2, spread, 5)
         + part * COLUMNS
     )
     x_tiles = gl.allocate_shared_memory(
@@ -364,8 +327,8 @@ def grouped_few_kernel(
         [WARPS, 1, 1, 1, 1], [1, 8, 4, 1, 1], [max(1, WARPS // 4), 1, 1, 2, 2], [1, 2, 3, 4, 0]
     )
     flat: gl.constexpr = gl.SliceLayout(0, added)
-    place = _along(1, 4, flat, 4) * 2 + _along(2, 2, flat, 4)  # all 8 have the token's result
-    feature = _along(0, 8, flat, 4) + _along(3, 2, flat, 4) * 8 + place * 0
+    place = along(1, 4, flat, 4) * 2 + along(2, 2, flat, 4)  # all 8 have the token's result
+    feature = along(0, 8, flat, 4) + along(3, 2, flat, 4) * 8 + place * 0
     for turn in gl.static_range(GROUPS):
         for unit in gl.static_range(1 if GATED else UNITS):
             y = gl.sum(sums.index(turn * UNITS + unit).load(added), 0)

@@ -20,6 +20,7 @@ from nv_kernels.linear.triton.product import (
     form_for,
     gated_linear,
     linear_partials,
+    one_launch,
 )
 from nv_kernels.linear.tuned import Dot, Gemv, Library
 from nv_kernels.linear.weight import Dense
@@ -53,7 +54,8 @@ class TritonDense(Dense):
         if stream.pending is not None or not isinstance(form, Gemv):
             return super().norm_linear(stream, norm, bias)
         prologue = (norm.weight, norm.eps)
-        return gemv(form, stream.hidden, self.values, norm=prologue, bias=bias), stream
+        product = one_launch(form, stream.hidden, self.values, norm=prologue, bias=bias)
+        return product, stream
 
     def norm_gated_linear(
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
@@ -63,7 +65,7 @@ class TritonDense(Dense):
         if stream.pending is not None or bias is not None or not isinstance(form, Gemv):
             return super().norm_gated_linear(stream, norm, bias)
         prologue = (norm.weight, norm.eps)
-        return gemv(form, stream.hidden, self.values, norm=prologue, gated=True), stream
+        return one_launch(form, stream.hidden, self.values, norm=prologue, gated=True), stream
 
     def linear_add(
         self,
@@ -76,7 +78,7 @@ class TritonDense(Dense):
         form = form_for(x, self.values)
         if rank_sum is None and isinstance(form, Gemv):
             x = x.contiguous()
-            return Stream(gemv(form, x, self.values, residual=stream.hidden, bias=bias))
+            return Stream(one_launch(form, x, self.values, residual=stream.hidden, bias=bias))
         if rank_sum is None and bias is None and isinstance(form, Library):
             return Stream(stream.hidden.addmm_(x, self.values.t()))  # in place
         return super().linear_add(x, stream, bias, rank_sum)
