@@ -422,7 +422,7 @@ def test_forms_of_groups(tokens):
 
 @pytest.mark.gpu
 @card_only
-@pytest.mark.parametrize("tokens", [1, 16, 64, 256, 1001])
+@pytest.mark.parametrize("tokens", [1, 16, 64, 100, 160, 224, 256, 1001])
 def test_every_tuned_shape(tokens):
     shapes = {(rows, columns, is_gated) for _, _, _, rows, columns, is_gated in TUNED}
     for rows, columns, is_gated in sorted(shapes):
