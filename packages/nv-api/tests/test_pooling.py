@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import shutil
+from contextlib import nullcontext
 from copy import deepcopy
 
 import numpy as np
@@ -123,6 +124,21 @@ def test_prompts_by_name_or_in_a_dict(llm, tokenizer):
     assert plain.prompt_token_ids == tokenizer("sea")["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("mode", "is_refused"), [("mean", True), ("cls", True), ("lasttoken", False)]
+)
+def test_a_prompt_whose_tokens_do_not_count_is_refused(embedder, tmp_path, mode, is_refused):
+    folder = shutil.copytree(embedder, tmp_path / "m")
+    pooling = {"pooling_mode": mode, "include_prompt": False}
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    with opened(folder) as llm:
+        for name in (None, "document"):
+            assert llm.embed("sea", use_tqdm=False, prompt_name=name)[0].outputs.embedding
+        refused = pytest.raises(ValueError, match=r"'query' goes .*include_prompt is false")
+        with refused if is_refused else nullcontext():
+            llm.embed("sea", use_tqdm=False, prompt_name="query")
+
+
 def test_parameters_are_one_for_all_or_one_each(llm, states, tokenizer):
     params = [
         PoolingParams(dimensions=8),
@@ -223,6 +239,9 @@ def test_a_prefix_is_found_and_a_prompt_may_fill_the_model(llm, states):
         ),
         (lambda llm: llm.generate("a"), ValueError, "this engine pools .* generates no text"),
         (lambda llm: llm.add_request("a"), ValueError, "this engine pools"),
+        (lambda llm: llm.generate("a" * 1000), ValueError, "this engine pools"),
+        (lambda llm: llm.chat([{"role": "user", "content": "a"}]), ValueError, "engine pools"),
+        (lambda llm: llm.stream_chat([{"role": "user", "content": "a"}]), ValueError, "pools"),
         (lambda llm: llm.embed([3, 320]), ValueError, "token id 320"),
     ],
 )
@@ -470,8 +489,10 @@ def test_async_encode_gives_the_same(embedder, llm):
             ):
                 with pytest.raises(ValueError, match=sentence):
                     await one("a", **given)
-            with pytest.raises(ValueError, match="this engine pools"):
-                _ = [each async for each in front.generate("a")]
+            chat = [{"role": "user", "content": "a"}]
+            for outputs in (front.generate("a" * 1000), front.chat(chat)):
+                with pytest.raises(ValueError, match="this engine pools"):
+                    _ = [each async for each in outputs]
             return found, tokens
 
     found, tokens = asyncio.run(run())

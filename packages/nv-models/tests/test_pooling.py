@@ -135,6 +135,7 @@ DENSE = {"in_features": 128, "out_features": 3, "activation_function": "torch.nn
         (("Pooling", "LayerNorm"), {}, "has LayerNorm in"),
         (("Pooling", "Dense"), DENSE | {"in_features": 9}, "in_features is 9, .* gives 128"),
         (("Pooling", "Dense"), DENSE | {"activation_function": "x.Softsign"}, "'Softsign'"),
+        (("Pooling",), {"include_prompt": "no"}, r"config\.json: include_prompt is 'no'"),
     ],
 )
 def test_a_folder_that_is_not_supported_is_refused_with_the_reason(folder, kinds, values, sentence):
@@ -268,6 +269,52 @@ def test_dense_layers_are_loaded_from_their_folders(saved, is_pickled):
     save_file({"linear.weight": layers[1].weight.detach()}, path / "2_Dense" / "model.safetensors")
     with pytest.raises(ValueError, match=r"linear.bias \[16\] is missing"):
         load(path)
+
+
+@pytest.mark.parametrize(("values", "counts"), [({}, True), ({"include_prompt": False}, False)])
+def test_a_pooling_module_decides_whether_a_prompt_counts(folder, values, counts):
+    files = {"modules.json": modules("Pooling"), "1_Pooling/config.json": values}
+    assert read(folder("Qwen3Model", files)).pools_prompt is counts
+
+
+@pytest.mark.parametrize(("given", "length"), [(8, 8), (None, 64), (100, 64)])
+def test_a_folder_of_sentence_transformers_may_bound_the_length(folder, given, length):
+    files = {
+        "modules.json": modules("Pooling"),
+        "1_Pooling/config.json": {},
+        "sentence_bert_config.json": {"max_seq_length": given, "do_lower_case": False},
+    }
+    path = folder("Qwen3Model", files)
+    found = describe(path)
+    planned = plan_model(path, pooler=found.pooler, load_format="dummy")
+    for config in (found.config, planned.config):
+        assert config.max_length == length
+        place = "max_seq_length in" if length == 8 else "max_position_embeddings and"
+        assert config.length_place.startswith(place)
+
+
+def test_texts_that_should_become_lower_case_are_refused(folder):
+    files = {
+        "modules.json": modules("Pooling"),
+        "1_Pooling/config.json": {},
+        "sentence_bert_config.json": {"do_lower_case": True},
+    }
+    with pytest.raises(ValueError, match=r"sentence_bert_config\.json: do_lower_case is true"):
+        read(folder("Qwen3Model", files))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Model", "embed"), ("ForSequenceClassification", "classify")]
+)
+def test_classes_of_gemma_3_s_text_part_are_its_family_s(folder, name, kind):
+    path = folder(f"Gemma3Text{name}", model_type="gemma3_text")
+    assert describe(path).config.architecture == "Gemma3ForCausalLM"
+    assert read(path).kind == kind
+
+
+def test_a_classifier_gives_embeddings_without_its_head(saved):
+    path = saved("LlamaForSequenceClassification")
+    assert load(path, convert="embed").pooler.config.kind == "embed"
 
 
 def test_dummy_weights_need_no_files(folder):

@@ -56,7 +56,7 @@ from nv_api.members import OF_ASYNC_LLM, missing
 from nv_api.one_process import OneProcess
 from nv_api.outputs import RequestOutput
 from nv_api.pooled_request import PooledRequest
-from nv_api.pooling import existing_pooler, fields, with_task
+from nv_api.pooling import existing_pooler, fields, refuse_pooler, with_task
 from nv_api.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from nv_api.pooling_prompts import bound_of, truncated, with_prompt
 from nv_api.processor import Processor
@@ -245,6 +245,7 @@ class AsyncLLM(OneProcess):
             ValueError, TypeError, NotImplementedError: as `LLM.generate`, before the first output.
             EngineDead: the engine's process or its device is lost.
         """
+        refuse_pooler((await self._prepare()).pooler)
         (tokenized,) = with_adapters(await self.tokenize([prompt]), lora_request)
         async with aclosing(self._outputs(tokenized, sampling_params, request_id)) as outputs:
             async for output in outputs:
@@ -287,7 +288,7 @@ class AsyncLLM(OneProcess):
             chat_template_kwargs=chat_template_kwargs,
             chat_template_content_format=chat_template_content_format,
         )
-        await self._prepare()
+        refuse_pooler((await self._prepare()).pooler)
         check_given(chat_template, self.text)
         prompt = await self.chat_prompt(messages, rendering)
         check_read(self.text, conversation_list([messages]), rendering)

@@ -24,7 +24,7 @@ from nv_api.conversation import (
 from nv_api.members import OF_LLM, missing
 from nv_api.one_process import OneProcess
 from nv_api.outputs import CompletionOutput, RequestOutput
-from nv_api.pooling import PoolingMethods
+from nv_api.pooling import PoolingMethods, refuse_pooler
 from nv_api.progress import UseTqdm, check_use_tqdm
 from nv_api.prompts import PromptLike, prompt_list, single_prompt, tokenize
 from nv_api.start import start
@@ -97,7 +97,7 @@ class LLM(PoolingMethods, OneProcess):
             NotImplementedError: an argument that is not built yet.
         """
         check_use_tqdm(use_tqdm)
-        self._session.check_usable()
+        self._check_generates()
         tokenized = tokenize(prompt_list(prompts), self._tokenizer, self._session.max_model_len)
         params = self._params_of(sampling_params, len(tokenized))
         return self._session.run(with_adapters(tokenized, lora_request), params, use_tqdm)
@@ -151,7 +151,7 @@ class LLM(PoolingMethods, OneProcess):
             chat_template_content_format=chat_template_content_format,
         )
         conversations = conversation_list(messages)
-        self._session.check_usable()
+        self._check_generates()
         check_given(chat_template, self._tokenizer)
         length = self._session.max_model_len
         prompts = [chat_prompt(self._tokenizer, each, rendering, length) for each in conversations]
@@ -187,7 +187,7 @@ class LLM(PoolingMethods, OneProcess):
             ValueError: as `generate`; if the engine refuses the request, at the first delta.
             TypeError: as `generate`.
         """
-        self._session.check_usable()
+        self._check_generates()
         (tokenized,) = tokenize(
             [single_prompt(prompt)], self._tokenizer, self._session.max_model_len
         )
@@ -238,7 +238,7 @@ class LLM(PoolingMethods, OneProcess):
             chat_template_content_format=chat_template_content_format,
         )
         (conversation,) = conversation_list([messages])
-        self._session.check_usable()
+        self._check_generates()
         check_given(chat_template, self._tokenizer)
         prompt = chat_prompt(self._tokenizer, conversation, rendering, self._session.max_model_len)
         check_read(self._tokenizer, [conversation], rendering)
@@ -255,7 +255,7 @@ class LLM(PoolingMethods, OneProcess):
         lora_request: LoRARequest | None = None,
     ) -> int:
         """Queue one prompt for `step` and return its id. Raises as `generate` does."""
-        self._session.check_usable()
+        self._check_generates()
         (tokenized,) = tokenize(
             [single_prompt(prompt)], self._tokenizer, self._session.max_model_len
         )
@@ -371,6 +371,10 @@ class LLM(PoolingMethods, OneProcess):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _check_generates(self) -> None:
+        self._session.check_usable()
+        refuse_pooler(self._pooler)
 
     def _params_of(self, given: ParamsLike, num_prompts: int) -> list[SamplingParams]:
         """The parameters of each prompt."""

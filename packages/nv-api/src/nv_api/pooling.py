@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nv_engine import PoolingParams
 from nv_engine.pooling_params import TASKS
+from nv_engine.validation import no_text
 from nv_engine.values import one_of, shown
 
 from nv_api.adapters import LoRALike, with_adapters
@@ -206,6 +207,16 @@ def existing_pooler(pooler: "PoolerConfig | None") -> "PoolerConfig":
             "embeddings, or load a model that embeds or classifies"
         )
     return pooler
+
+
+def refuse_pooler(pooler: "PoolerConfig | None") -> None:
+    """Check that the model generates text, before a prompt is made for it.
+
+    Raises:
+        ValueError: it pools.
+    """
+    if pooler is not None:
+        raise ValueError(no_text(pooler.tasks))
 
 
 def fields(

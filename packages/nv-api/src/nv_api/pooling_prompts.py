@@ -30,7 +30,8 @@ def with_prompt(
         name: of the prompt; None: the model's default, if it has one.
 
     Raises:
-        ValueError: an unknown name, or a name for token ids.
+        ValueError: an unknown name, a name for token ids, or a model that leaves the tokens of a
+            prompt out of its means.
     """
     known = dict(pooler.prompts)
     if name is not None and (not isinstance(name, str) or name not in known):
@@ -44,6 +45,13 @@ def with_prompt(
     text = known.get(name or pooler.default_prompt or "", "")
     if not text:
         return list(prompts)
+    if pooler.reads_whole_prompt and not pooler.pools_prompt:
+        raise ValueError(
+            f"the prompt {shown(name or pooler.default_prompt)} goes in front of the text, and the "
+            "model leaves its tokens out of the result (include_prompt is false in its Pooling "
+            "module's config.json), which is not built: give token ids, or set include_prompt to "
+            "true, which changes the embedding"
+        )
     return [
         prompt if prompt.text is None or prompt.token_ids is not None
         else prompt._replace(text=text + prompt.text)

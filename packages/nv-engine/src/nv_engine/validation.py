@@ -6,7 +6,7 @@ takes a slot.)
 """
 
 from array import array
-from collections.abc import Collection, Container, Iterable, Iterator, Sized
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from operator import index as as_index
 from typing import NamedTuple
@@ -137,6 +137,14 @@ def _plain_ids(token_ids: Iterable[int]) -> list[int]:
     return prompt
 
 
+def no_text(tasks: Sequence[str]) -> str:
+    """The sentence that refuses to generate on an engine which pools."""
+    return (
+        f"this engine pools ({', '.join(tasks)}) and generates no text: call embed, classify, "
+        'score or encode, or load the model with runner="generate"'
+    )
+
+
 def check_kind(params: SamplingParams | PoolingParams, facts: ModelFacts) -> None:
     """Refuse parameters of the other kind of engine.
 
@@ -149,10 +157,7 @@ def check_kind(params: SamplingParams | PoolingParams, facts: ModelFacts) -> Non
             f"params is {shown(params)}: it must be a SamplingParams, or a PoolingParams"
         )
     if facts.pooling is not None and isinstance(params, SamplingParams):
-        raise ValueError(
-            f"this engine pools ({', '.join(facts.pooling.tasks)}) and generates no text: call "
-            'embed, classify, score or encode, or load the model with runner="generate"'
-        )
+        raise ValueError(no_text(facts.pooling.tasks))
     if facts.pooling is None and isinstance(params, PoolingParams):
         raise ValueError(
             "this engine generates text and does not pool: call generate, or load the model with "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nv_models.config import ModelConfig
-from nv_models.pooling.pooler_config import PoolerConfig
+from nv_models.pooling.pooler_config import PoolerConfig, bounded
 from nv_models.pooling.read_pooler import Asked, read_pooler
 from nv_models.read_config import ConfigFiles
 
@@ -48,4 +48,5 @@ def describe(
     files = ConfigFiles.read(folder, hf_overrides)
     config = files.model_config()
     asked = Asked.of(runner, convert, task)
-    return Description(config, read_pooler(folder, config, asked, files.raw), files)
+    pooler = read_pooler(folder, config, asked, files.raw)
+    return Description(bounded(config, pooler), pooler, files)

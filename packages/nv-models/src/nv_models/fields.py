@@ -105,12 +105,12 @@ def numbers(values: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]
     return found
 
 
-def flag(values: Mapping[str, Any], name: str) -> bool:
-    """True or false; null or a missing field means false."""
+def flag(values: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """True or false; null or a missing field means the default."""
     value = values.get(name)
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"{name} is {value!r:.200}: it must be true or false")
-    return bool(value)
+    return default if value is None else value
 
 
 def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:

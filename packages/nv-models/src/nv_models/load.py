@@ -19,7 +19,7 @@ from nv_models.architectures import ARCHITECTURES, model_class
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
-from nv_models.checkpoint.joined import JoinedCheckpoint
+from nv_models.checkpoint.joined import SCORE, JoinedCheckpoint
 from nv_models.checkpoint.mxfp4 import MXFP4Checkpoint, is_packed
 from nv_models.checkpoint.pytorch import PyTorchCheckpoint
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
@@ -29,7 +29,7 @@ from nv_models.locate import gguf_in, resolve
 from nv_models.parallel import TensorParallel
 from nv_models.placement import Placement
 from nv_models.pooling.pooler import DENSE, Pooler
-from nv_models.pooling.pooler_config import PoolerConfig
+from nv_models.pooling.pooler_config import PoolerConfig, bounded
 from nv_models.quantization import gguf_scheme, read_scheme
 from nv_models.quantization.form import NoFiles
 from nv_models.quantization.gguf import block_files
@@ -176,7 +176,7 @@ def plan_model(
         )
     folder = resolve(path)
     files = files or ConfigFiles.read(folder, hf_overrides)
-    config = files.model_config()
+    config = bounded(files.model_config(), pooler)
     if parallel.rank == 0:
         files.warn_of_undrawable(config.vocab_size)
         files.warn_of_unread()
@@ -218,11 +218,15 @@ def load_model(path: str | Path, **options: Any) -> CausalLM:  # noqa: ANN401
 
 
 def joined(body: Checkpoint, pooler: PoolerConfig | None) -> JoinedCheckpoint:
-    """The model's own files, and those of a pooler's Dense layers."""
+    """The model's own files, and those of a pooler's Dense layers.
+
+    A classifier that is loaded for embeddings has a head that nothing reads.
+    """
     dense = pooler.dense if pooler else ()
     folders = {DENSE.format(index): layer.folder for index, layer in enumerate(dense)}
     parts = {name: open_checkpoint(folder, "auto") for name, folder in folders.items()}
-    return JoinedCheckpoint(body, parts)
+    unused = (SCORE,) if pooler and pooler.kind == "embed" else ()
+    return JoinedCheckpoint(body, parts, unused)
 
 
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:

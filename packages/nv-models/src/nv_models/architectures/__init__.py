@@ -59,6 +59,9 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
     "MixtralForCausalLM": mixtral.MIXTRAL,
 }
+SAME = {"Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
+"""Names that `causal_name` makes of a family's other classes (Gemma3TextModel), and its own name.
+"""
 GGUF_NAMES = tuple(sorted({row.gguf for row in ARCHITECTURES.values() if row.gguf}))
 """Each `general.architecture` of the GGUF files that are read."""
 
@@ -72,7 +75,8 @@ def supported_architecture(architectures: Sequence[str]) -> str:
     Raises:
         ValueError: none is; the message names the supported ones.
     """
-    for architecture in map(causal_name, architectures):
+    for name in map(causal_name, architectures):
+        architecture = SAME.get(name, name)
         if architecture in ARCHITECTURES:
             return architecture
     named = ", ".join(first_few(architectures)) or "(none named)"

@@ -12,7 +12,8 @@ import torch
 from nv_models.checkpoint import Checkpoint
 
 BODY = "model."
-HEADS = ("lm_head.", "score.")
+SCORE = "score."
+HEADS = ("lm_head.", SCORE)
 
 
 class JoinedCheckpoint:
@@ -21,9 +22,12 @@ class JoinedCheckpoint:
     Args:
         body: the model's own files.
         parts: those of the layers after it, by the name that goes in front of their tensors'.
+        unused: beginnings of names of the body's that are left out.
     """
 
-    def __init__(self, body: Checkpoint, parts: Mapping[str, Checkpoint]) -> None:
+    def __init__(
+        self, body: Checkpoint, parts: Mapping[str, Checkpoint], unused: tuple[str, ...] = ()
+    ) -> None:
         self.place = body.place
         every = [body, *parts.values()]
         self.broken = [sentence for each in every for sentence in each.broken]
@@ -31,6 +35,8 @@ class JoinedCheckpoint:
         is_bare = not any(name.startswith(BODY) for name in body.shapes)
         self._found: dict[str, tuple[Checkpoint, str]] = {}
         for name in body.shapes:
+            if name.startswith(unused):
+                continue
             full = f"{BODY}{name}" if is_bare and not name.startswith(HEADS) else name
             self._found[full] = body, name
         for prefix, part in parts.items():

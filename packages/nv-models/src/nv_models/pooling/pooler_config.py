@@ -1,11 +1,13 @@
 """PoolerConfig: which states of a prompt are taken, and what is made of them.
 
-Owns the record. Never reads a file: `read_pooler` does.
+Owns the record, and the length that it leaves a text. Never reads a file: `read_pooler` does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+
+from nv_models.config import ModelConfig
 
 
 class Pooling(Enum):
@@ -67,6 +69,10 @@ class PoolerConfig:
         dense: of an embedding model, in order.
         prompts: texts that go in front of a text, by name.
         default_prompt: the name of the one that goes in front if none is named.
+        pools_prompt: whether the tokens of such a prompt count in the result; the last token's
+            state counts either way.
+        max_length: the most tokens of a text, where the files set a bound of their own.
+        length_place: which field of which file sets it, in errors.
     """
 
     kind: str
@@ -84,6 +90,9 @@ class PoolerConfig:
     dense: tuple[DenseLayer, ...] = ()
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+    pools_prompt: bool = True
+    max_length: int | None = None
+    length_place: str = ""
 
     @property
     def num_labels(self) -> int:
@@ -106,3 +115,11 @@ class PoolerConfig:
     def reads_whole_prompt(self) -> bool:
         """Whether a prompt's result needs other states than the last token's."""
         return self.pooling is not Pooling.LAST
+
+
+def bounded(config: ModelConfig, pooler: PoolerConfig | None) -> ModelConfig:
+    """The config with the pooler's own length, where that is the shorter one."""
+    bound = pooler.max_length if pooler else None
+    if pooler is None or bound is None or bound >= config.max_length:
+        return config
+    return replace(config, max_length=bound, length_place=pooler.length_place)

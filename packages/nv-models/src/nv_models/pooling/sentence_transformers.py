@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nv_models.fields import flag, read_json, read_value, size, table
+from nv_models.fields import flag, naming, read_json, read_value, size, table
 from nv_models.missing import is_there
 from nv_models.pooling.pooler_config import Activation, DenseLayer, PoolerConfig, Pooling
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
+TRANSFORMER_FILE = "sentence_bert_config.json"
+"""The Transformer module's own fields, whatever the model."""
 POOLING, NORMALIZE, DENSE, TRANSFORMER = "Pooling", "Normalize", "Dense", "Transformer"
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",
@@ -35,11 +37,14 @@ def read_modules(folder: Path, hidden_size: int, tasks: tuple[str, ...]) -> Pool
         ValueError: a module, a mode or a width that is not supported.
     """
     pooling, dense, normalizes, widths = None, [], False, [hidden_size]
+    pools_prompt = True
     for kind, part in _modules(folder):
         if kind == TRANSFORMER and part == folder and pooling is None:
             continue
         if kind == POOLING and pooling is None:
-            pooling = _pooling(read_json(part / "config.json"))
+            values = read_json(part / "config.json")
+            with naming(part / "config.json"):
+                pooling, pools_prompt = _pooling(values), flag(values, "include_prompt", True)
         elif kind == DENSE and pooling is not None and not normalizes:
             dense.append(_dense(part))
             if dense[-1].in_features != widths[-1]:
@@ -66,6 +71,9 @@ def read_modules(folder: Path, hidden_size: int, tasks: tuple[str, ...]) -> Pool
         dense=tuple(dense),
         prompts=_prompts(named),
         default_prompt=named.get("default_prompt_name"),
+        pools_prompt=pools_prompt,
+        max_length=_max_length(folder / TRANSFORMER_FILE),
+        length_place=f"max_seq_length in {folder / TRANSFORMER_FILE}",
     )
 
 
@@ -95,6 +103,25 @@ def _pooling(values: Mapping[str, Any]) -> Pooling:
     except ValueError:
         known = ", ".join(each.value for each in Pooling)
         raise ValueError(f"pooling_mode is {mode!r:.200}: it must be one of {known}") from None
+
+
+def _max_length(file: Path) -> int | None:
+    """The most tokens of a text that the Transformer module's file names, if it does.
+
+    Raises:
+        ValueError: texts are to be made lower case, which is not built.
+    """
+    if not is_there(file):
+        return None
+    values = read_json(file)
+    with naming(file):
+        if flag(values, "do_lower_case"):
+            raise ValueError(
+                "do_lower_case is true, and texts are read as they are here: set it to false, and "
+                "give texts in lower case"
+            )
+        named = values.get("max_seq_length")
+        return None if named is None else size(values, "max_seq_length")
 
 
 def _dense(folder: Path) -> DenseLayer:
