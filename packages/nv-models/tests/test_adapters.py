@@ -230,7 +230,9 @@ TENSORS = {
     "score has an adapter, and this model has no such classifier": {
         "base_model.model.score.lora_A.weight": torch.zeros(4, 128)
     },
-    "has A without the other": {A0.replace("q_proj", "o_proj"): torch.zeros(4, 256)},
+    "has A without the other matrix: save the adapter again": {
+        A0.replace("q_proj", "o_proj"): torch.zeros(4, 256)
+    },
     r"shape \[5, 128\]": {A0: torch.zeros(5, 128)},
     "is I32": {A0: torch.zeros(4, 128, dtype=torch.int32)},
 }

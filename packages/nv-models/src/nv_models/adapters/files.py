@@ -198,7 +198,9 @@ class AdapterFiles:
             problems.append(f"{name:.200} has an adapter, and {targets.why_not(name)}")
             return None
         if len(pair) == 1:
-            problems.append(f"{name} has {next(iter(pair))} without the other matrix")
+            problems.append(
+                f"{name} has {next(iter(pair))} without the other matrix: save the adapter again"
+            )
             return None
         rows, columns = targets.linear.get(module) or targets.embedding[module][::-1]
         rank = self.config.rank_of(name)
@@ -212,7 +214,10 @@ class AdapterFiles:
                 return None
         is_embedding = pair["A"].endswith("lora_embedding_A")
         if is_embedding != (module in targets.embedding):
-            problems.append(f"{pair['A']} is of another kind of module than the base model's")
+            problems.append(
+                f"{pair['A']} is of another kind of module than the base model's: was the adapter "
+                "trained on another one?"
+            )
             return None
         return LowRank(module, pair["A"], pair["B"], rank, self.config.scale_of(name))
 
