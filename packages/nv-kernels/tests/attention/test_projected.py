@@ -6,7 +6,7 @@ import torch
 from ahead_of_time import assert_fits, compile_for
 from attention_cases import assert_attends
 from nv_kernels.attention.metadata import AttentionShape
-from nv_kernels.attention.triton import projected
+from nv_kernels.attention.triton import projected, settings
 from nv_kernels.attention.triton.backend import TritonAttention
 from nv_kernels.attention.triton.projected_kernel import projected_attention_kernel
 from nv_kernels.cache.layout import KVLayout
@@ -94,6 +94,7 @@ def agree(found, expected):
     ],
 )
 def test_one_launch_is_the_definition(heads, head_dim, block_size, order, normed, monkeypatch):
+    monkeypatch.setattr(settings, "PROJECTED_CONTEXT", 2048)
     calls, plain = [], projected.attend_one
     monkeypatch.setattr(projected, "attend_one", lambda *a: calls.append(1) or plain(*a))
     options = {"heads": heads, "head_dim": head_dim, "block_size": block_size, "order": order}
@@ -119,6 +120,7 @@ def test_one_launch_is_the_definition(heads, head_dim, block_size, order, normed
 @pytest.mark.gpu
 @pytest.mark.parametrize("why", ["fp8", "fp16", "group", "dim", "softcap", "table"])
 def test_what_has_no_such_launch_takes_two(why, monkeypatch):
+    monkeypatch.setattr(settings, "PROJECTED_CONTEXT", 2048)
     monkeypatch.setattr(projected, "attend_one", None)  # not called
     heads, head_dim = ((16, 2) if why == "group" else (4, 2)), (256 if why == "dim" else 128)
     case = Case(
