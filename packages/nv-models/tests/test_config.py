@@ -214,6 +214,11 @@ def test_16_what_generation_config_recommends_and_nothing_follows(tmp_path):
             "rope_type 'xpos' is not supported; supported are default, linear",
         ),
         (
+            {"rope_scaling": {"rope_type": ["yarn"], "factor": 2.0}},
+            r"rope_type \['yarn'\] is not s",
+        ),
+        ({"rope_scaling": {"type": {}, "factor": 2.0}}, r"rope_type {} is not supported"),
+        (
             {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 1}},
             "original_max_position_embeddings of the rope is 1: it must be more than 1 where",
         ),

@@ -34,6 +34,13 @@ def test_a_pattern_that_cannot_be_compiled_matches_whole_parts_alone(pattern):
     assert is_ignored("lm_head", [pattern, "lm_head"])
 
 
+@pytest.mark.parametrize("pattern", ["layers.1", "layers.1.", ".layers.1.", "model.layers.1."])
+def test_dots_at_the_ends_of_parts_do_not_count(pattern):
+    assert is_ignored("model.layers.1.mlp.up_proj", [pattern])
+    assert not is_ignored("model.layers.10.mlp.up_proj", [pattern])
+    assert not is_ignored("model.layers.1.mlp.up_proj", [".", ""])
+
+
 def test_16_a_long_expression_is_refused():
     with pytest.raises(ValueError, match="of 65537 characters: it must have at most 65536"):
         check_expression("a" * (2**16 + 1), "dynamic")

@@ -119,6 +119,25 @@ def test_both_spellings_of_a_folder_of_sentence_transformers(folder, values, poo
     assert not read(folder("Qwen3ForCausalLM", files)).activates
 
 
+@pytest.mark.parametrize("name", ["Q", "query", "document", None])
+def test_the_default_prompt_is_one_of_the_file_s_or_an_empty_one(folder, name):
+    """Both names without a prompt in the file are empty ones, as in sentence-transformers."""
+    named = {"prompts": {"Q": "Q: "}, "default_prompt_name": name}
+    files = {"modules.json": modules("Pooling"), "1_Pooling/config.json": {}}
+    pooler = read(folder("Qwen3Model", files | {"config_sentence_transformers.json": named}))
+    assert (pooler.prompts, pooler.default_prompt) == ((("Q", "Q: "),), name)
+
+
+@pytest.mark.parametrize("name", ["passage", "", ["Q"], {}, 0, False])
+@pytest.mark.parametrize(("prompts", "known"), [({"Q": "Q: "}, "'Q'$"), ({}, "there are none$")])
+def test_a_default_prompt_that_the_file_lacks_is_refused(folder, name, prompts, known):
+    named = {"prompts": prompts, "default_prompt_name": name}
+    files = {"modules.json": modules("Pooling"), "1_Pooling/config.json": {}}
+    place = folder("Qwen3Model", files | {"config_sentence_transformers.json": named})
+    with pytest.raises(ValueError, match=rf"formers\.json: default_prompt_name is .*{known}"):
+        read(place)
+
+
 DENSE = {"in_features": 128, "out_features": 3, "activation_function": "torch.nn.modules.Tanh"}
 
 
@@ -152,6 +171,7 @@ def test_a_folder_that_is_not_supported_is_refused_with_the_reason(folder, kinds
         ("Qwen3ForCausalLM", {"runner": "generate", "task": "embed"}, {}, "task is 'embed', which"),
         ("BertModel", {}, {}, "architecture BertModel is not supported"),
         ("Qwen3ForSequenceClassification", {}, {"problem_type": "x"}, "problem_type is 'x'"),
+        ("Qwen3ForSequenceClassification", {}, {"problem_type": []}, r"problem_type is \[\]: it"),
         (
             "Qwen3ForSequenceClassification",
             {},

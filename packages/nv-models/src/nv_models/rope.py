@@ -71,11 +71,7 @@ class RopeConfig:
             ValueError: a kind that is not supported, or a parameter of the wrong type or out of
                 range.
         """
-        kind = parameters["rope_type"]
-        if kind not in ROPE_KINDS:
-            raise ValueError(
-                f"rope_type {kind!r:.200} is not supported; supported are {', '.join(ROPE_KINDS)}"
-            )
+        kind = rope_kind(parameters)
         part = number(parameters, "partial_rotary_factor", 1.0)
         if part > 1:
             raise ValueError(f"partial_rotary_factor is {part:g}: it must be at most 1")
@@ -95,6 +91,16 @@ class RopeConfig:
             long_factor=factor_list(parameters, "long_factor"),
             **given,
         )
+
+
+def rope_kind(parameters: Mapping[str, Any]) -> str:
+    """The rope_type, one of ROPE_KINDS; another value of any type is a ValueError."""
+    kind = parameters["rope_type"]
+    if kind not in ROPE_KINDS:
+        raise ValueError(
+            f"rope_type {kind!r:.200} is not supported; supported are {', '.join(ROPE_KINDS)}"
+        )
+    return str(kind)
 
 
 def factor_list(parameters: Mapping[str, Any], name: str) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nv_models.fields import is_same, numbers, size, table
-from nv_models.rope import RopeConfig
+from nv_models.rope import RopeConfig, rope_kind
 
 ROPE = {
     "default": (),
@@ -63,7 +63,7 @@ def rope_config(values: Mapping[str, Any], layer_type: str = "full_attention") -
         parameters |= numbers(values, ("original_max_position_embeddings",))
     if parameters["rope_type"] == "su":  # longrope's name in the first files of Phi-3
         parameters["rope_type"] = "longrope"
-    if parameters["rope_type"] in {"yarn", "longrope"} and parameters.get("factor") is None:
+    if parameters["rope_type"] in ("yarn", "longrope") and parameters.get("factor") is None:
         parameters["factor"] = longest / size(parameters, "original_max_position_embeddings")
     refuse_unread_rope(parameters)
     return RopeConfig.from_parameters(parameters)
@@ -71,8 +71,8 @@ def rope_config(values: Mapping[str, Any], layer_type: str = "full_attention") -
 
 def refuse_unread_rope(parameters: Mapping[str, Any]) -> None:
     """Raise ValueError for a parameter that this kind of rope does not read."""
-    kind = parameters["rope_type"]
-    known = ROPE_NOTES.union(ROPE.get(kind, parameters))  # other kinds are refused by name
+    kind = rope_kind(parameters)
+    known = ROPE_NOTES.union(ROPE[kind])
     for key, value in parameters.items():
         if key in known or value is None or is_same(value, ROPE_NEUTRAL.get(key, 1)):
             continue

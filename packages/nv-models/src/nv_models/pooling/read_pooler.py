@@ -144,7 +144,7 @@ def _classifier(
     tokens = label_tokens(raw, folder)
     num_labels = 1 if tokens.is_two_way else len(tokens.ids) or _num_labels(raw)
     problem = raw.get("problem_type")
-    if problem not in PROBLEMS:
+    if not isinstance(problem, str | None) or problem not in PROBLEMS:
         raise ValueError(
             f"problem_type is {problem!r:.200}: it must be null or one of "
             f"{', '.join(filter(None, PROBLEMS))}"

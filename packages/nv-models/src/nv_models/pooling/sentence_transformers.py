@@ -14,6 +14,8 @@ from nv_models.pooling.pooler_config import Activation, DenseLayer, PoolerConfig
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
+EMPTY_PROMPTS = ("query", "document")
+"""Names that sentence-transformers gives to empty prompts where the file has no others."""
 TRANSFORMER_FILE = "sentence_bert_config.json"
 """The Transformer module's own fields, whatever the model."""
 POOLING, NORMALIZE, DENSE, TRANSFORMER = "Pooling", "Normalize", "Dense", "Transformer"
@@ -60,7 +62,7 @@ def read_modules(folder: Path, hidden_size: int, tasks: tuple[str, ...]) -> Pool
                 f"{folder / MODULES} has {kind} in {part}: supported are a Transformer in the "
                 "folder itself, then a Pooling, then Dense layers, then a Normalize"
             )
-    named = read_json(folder / PROMPTS) if is_there(folder / PROMPTS) else {}
+    prompts, default_prompt = _prompts(folder / PROMPTS)
     return PoolerConfig(
         kind="embed",
         hidden_size=hidden_size,
@@ -69,8 +71,8 @@ def read_modules(folder: Path, hidden_size: int, tasks: tuple[str, ...]) -> Pool
         activates=normalizes,
         tasks=tasks,
         dense=tuple(dense),
-        prompts=_prompts(named),
-        default_prompt=named.get("default_prompt_name"),
+        prompts=prompts,
+        default_prompt=default_prompt,
         pools_prompt=pools_prompt,
         max_length=_max_length(folder / TRANSFORMER_FILE),
         length_place=f"max_seq_length in {folder / TRANSFORMER_FILE}",
@@ -137,5 +139,18 @@ def _dense(folder: Path) -> DenseLayer:
     return DenseLayer(folder, *sizes, has_bias, activation)
 
 
-def _prompts(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((str(name), str(text)) for name, text in table(values, "prompts").items())
+def _prompts(file: Path) -> tuple[tuple[tuple[str, str], ...], str | None]:
+    """Prompts by their names, and the name of the default one, if the file has any."""
+    if not is_there(file):
+        return (), None
+    values = read_json(file)
+    with naming(file):
+        prompts = tuple((str(name), str(text)) for name, text in table(values, "prompts").items())
+        default = values.get("default_prompt_name")
+        names = [name for name, _ in prompts]
+        if default is not None and default not in (*names, *EMPTY_PROMPTS):
+            raise ValueError(
+                f"default_prompt_name is {default!r:.200}: it must be null or one of the prompts, "
+                f"{', '.join(map(repr, names)) or 'of which there are none'}"
+            )
+    return prompts, default
