@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,11 +35,11 @@ SIGNATURES = {
     "add_rms_norm": (*[_POINTER] * 3, _FLOAT, *[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "silu_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
     "gelu_tanh_and_mul": (*[_POINTER] * 2, *[_SIZE] * 2, _INT),
-    "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 4, _INT),
+    "apply_rope": (*[_POINTER] * 4, *[_SIZE] * 5, _INT),
     "greedy": (*[_POINTER] * 2, *[_SIZE] * 3, _INT),
     "qk_norm_rope_store": (
         *(_POINTER, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER, *_CACHE),
-        *(_POINTER, _POINTER, *[_SIZE] * 5, _INT),
+        *(_POINTER, _POINTER, *[_SIZE] * 7, _INT),
     ),
     "attention": (
         *(_POINTER, *_CACHE, _POINTER, _POINTER, _POINTER, *[_SIZE] * 5),
@@ -48,8 +48,21 @@ SIGNATURES = {
 }
 
 
+REFUSE = {"apply_rope", "qk_norm_rope_store"}
+"""Ops whose kernels return False, and do nothing, for a value that they would read or write at."""
+
+
+def has_form(x: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether x has this shape and dtype, or is left out (None).
+
+    A kernel gets addresses alone: it would read past the end of a smaller tensor, and read other
+    types as its own. What it cannot read goes to the definition, which computes or refuses it.
+    """
+    return x is None or (x.shape == shape and x.dtype == dtype)
+
+
 @cache
-def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., None] | None:
+def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., Any] | None:
     """Find a kernel.
 
     Args:
@@ -66,6 +79,7 @@ def kernel(op: str, *dtypes: torch.dtype) -> Callable[..., None] | None:
     found = getattr(built, "_".join((op, *(NAMES[dtype] for dtype in dtypes))), None)
     if found is None:
         return None
-    found.argtypes, found.restype = SIGNATURES[op], None
-    call: Callable[..., None] = found
+    found.argtypes = SIGNATURES[op]
+    found.restype = ctypes.c_bool if op in REFUSE else None
+    call: Callable[..., Any] = found
     return call

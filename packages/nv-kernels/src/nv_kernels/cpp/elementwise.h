@@ -3,6 +3,7 @@
 // Each op rounds where `nv_kernels.reference` rounds. Each token is computed alone, in order of its
 // elements.
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "vectors.h"
@@ -164,25 +165,36 @@ inline void turn(const T* x, const T* weight, float eps, const float* angles, T*
     });
 }
 
-// x: [T, H, D] -> out, each head rotated.
+// Whether `first` <= each of some numbers < `end`.
+inline bool all_within(const int64_t* numbers, int64_t count, int64_t first, int64_t end) {
+    return std::all_of(numbers, numbers + count,
+                       [&](int64_t number) { return first <= number && number < end; });
+}
+
+// x: [T, H, D] -> out, each head rotated; false, and nothing done, if a position has no angles.
 template <typename T>
-void apply_rope(const T* x, const int64_t* positions, const float* cos_sin, T* out,
-                int64_t num_tokens, int64_t heads, int64_t dim, int64_t rotated_size,
-                int threads) {
+bool apply_rope(const T* x, const int64_t* positions, const float* cos_sin, T* out,
+                int64_t num_tokens, int64_t heads, int64_t dim, int64_t num_positions,
+                int64_t rotated_size, int threads) {
+    if (!all_within(positions, num_tokens, 0, num_positions)) return false;
 #pragma omp parallel for num_threads(threads) if (num_tokens * heads * dim > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++)
         for (int64_t h = t * heads; h < (t + 1) * heads; h++)
             turn<T>(x + h * dim, nullptr, 0.0f, cos_sin + positions[t] * rotated_size,
                     out + h * dim, dim, rotated_size);
+    return true;
 }
 
 // qkv: [T, (Hq + 2 Hkv) D] -> q: [T, Hq, D]; keys and values go to their slots, unless a slot is -1.
+// False, and nothing done, if a position has no angles or the cache does not have a slot.
 template <typename T>
-void qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, float eps,
+bool qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, float eps,
                         const int64_t* positions, const float* cos_sin, Cache<T> keys,
                         Cache<T> values, const int64_t* slots, T* q, int64_t num_tokens,
-                        int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t rotated_size,
-                        int threads) {
+                        int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t num_slots,
+                        int64_t num_positions, int64_t rotated_size, int threads) {
+    if (!all_within(slots, num_tokens, INT64_MIN, num_slots)) return false;
+    if (cos_sin && !all_within(positions, num_tokens, 0, num_positions)) return false;
     int64_t width = (q_heads + 2 * kv_heads) * dim;
 #pragma omp parallel for num_threads(threads) if (num_tokens * width > WORTH_A_THREAD)
     for (int64_t t = 0; t < num_tokens; t++) {
@@ -198,4 +210,5 @@ void qk_norm_rope_store(const T* qkv, const T* q_weight, const T* k_weight, floa
             std::memcpy(values.at(slots[t], h), key + kv_heads * dim, dim * sizeof(T));
         }
     }
+    return true;
 }

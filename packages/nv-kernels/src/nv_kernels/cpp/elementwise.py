@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.calls import has_form, kernel
 from nv_kernels.elementwise import gate, norm
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalise; see `nv_kernels.reference.rms_norm`."""
-    if weight.dim() != 1 or kernel("add_rms_norm", x.dtype) is None:
+    if kernel("add_rms_norm", x.dtype) is None or weight.shape != x.shape[-1:] or not x.numel():
         return norm.rms_norm.definition(x, weight, eps)
     return add_rms_norm(x.reshape(-1, x.shape[-1]), None, weight, eps)[0].view(x.shape)
 
@@ -32,7 +32,8 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add and normalise; see `nv_kernels.reference.add_rms_norm`."""
     call = kernel("add_rms_norm", x.dtype)
-    if call is None or x.dim() != 2 or weight.dtype != x.dtype:
+    fits = x.dim() == 2 and has_form(weight, x.shape[1:], x.dtype)
+    if call is None or not fits or not has_form(residual, x.shape, x.dtype):
         return norm.add_rms_norm.definition(x, residual, weight, eps, dtype)
     x = x.contiguous()
     normed, total, at_residual = torch.empty_like(x), x, None
@@ -40,15 +41,15 @@ def add_rms_norm(
         residual, total = residual.contiguous(), torch.empty_like(x)
         at_residual = residual.data_ptr()
     outputs = (normed.data_ptr(), total.data_ptr())
-    sizes = (*x.shape, torch.get_num_threads())
-    call(x.data_ptr(), at_residual, weight.contiguous().data_ptr(), eps, *outputs, *sizes)
+    weight, sizes = weight.contiguous(), (*x.shape, torch.get_num_threads())
+    call(x.data_ptr(), at_residual, weight.data_ptr(), eps, *outputs, *sizes)
     return normed, total
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate; see `nv_kernels.reference.silu_and_mul`."""
     call = kernel("silu_and_mul", x.dtype)
-    if call is None or x.dim() != 2:
+    if call is None or x.dim() != 2 or x.shape[1] % 2:
         return gate.silu_and_mul.definition(x)
     return _gated(call, x)
 
@@ -63,7 +64,7 @@ def batch_invariant_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Gate; see `nv_kernels.reference.gelu_tanh_and_mul`."""
     call = kernel("gelu_tanh_and_mul", x.dtype)
-    if call is None or x.dim() != 2:
+    if call is None or x.dim() != 2 or x.shape[1] % 2:
         return gate.gelu_tanh_and_mul.definition(x)
     return _gated(call, x)
 

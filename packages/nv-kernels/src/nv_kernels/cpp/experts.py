@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.calls import has_form, kernel
 from nv_kernels.cpp.linear import has_tiles, tiled
 from nv_kernels.linear.experts import routing
 from nv_kernels.linear.experts.routing import Routing
@@ -33,7 +33,8 @@ def route(
 ) -> Routing:
     """Choose experts; see `nv_kernels.reference.route`. A logit that is NaN is never compared."""
     call = kernel("route", logits.dtype)
-    if call is None or tile or logits.dim() == 3:
+    is_choice = logits.dim() == 2 and 0 < top_k <= logits.shape[1]
+    if call is None or tile or not is_choice:
         define = routing.route.definition
         return define(logits, top_k, normalised, tile, is_sorted=is_sorted, dtype=dtype)
     logits = logits.contiguous()
@@ -58,8 +59,9 @@ class CppExperts(DenseExperts):
 
     def mix(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """See `Experts.mix`. The sum over a token's experts is in the same call."""
-        if x.dtype != self.down.dtype:
+        if x.dtype != self.down.dtype or not fits(x, routing, self.down.shape[1]):
             return super().mix(x, routing)
+        routing = readable(routing, x.dtype)
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         biases = (None if b is None else b.data_ptr() for b in (self.gate_up_bias, self.down_bias))
         limit = math.inf if self.gate.limit is None else self.gate.limit
@@ -70,6 +72,19 @@ class CppExperts(DenseExperts):
             *(*routing.experts.shape, torch.get_num_threads()),
         )
         return out
+
+
+def fits(x: torch.Tensor, routing: Routing, width: int) -> bool:
+    """Whether x is [T, width], and the routing one of T tokens."""
+    experts, weights = routing.experts, routing.weights
+    is_routing = experts.dim() == 2 and len(experts) == len(x) and weights.shape == experts.shape
+    return is_routing and has_form(x, (len(x), width), x.dtype)
+
+
+def readable(routing: Routing, dtype: torch.dtype) -> Routing:
+    """Convert to what the kernels read: contiguous int32 and the tokens' dtype."""
+    weights = routing.weights.to(dtype).contiguous()
+    return Routing(routing.experts.int().contiguous(), weights)
 
 
 def dense_experts(plain: DenseExperts) -> DenseExperts:

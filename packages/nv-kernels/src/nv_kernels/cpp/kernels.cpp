@@ -115,23 +115,26 @@ FOR_EACH_TYPE(GELU_TANH_AND_MUL)
 FOR_EACH_TYPE(GREEDY)
 
 #define APPLY_ROPE(T, name)                                                                       \
-    void apply_rope_##name(const T* x, const int64_t* positions, const float* cos_sin, T* out,    \
-                           int64_t num_tokens, int64_t heads, int64_t dim, int64_t rotated,       \
-                           int threads) {                                                         \
-        apply_rope(x, positions, cos_sin, out, num_tokens, heads, dim, rotated, threads);         \
+    bool apply_rope_##name(const T* x, const int64_t* positions, const float* cos_sin, T* out,    \
+                           int64_t num_tokens, int64_t heads, int64_t dim, int64_t num_positions, \
+                           int64_t rotated, int threads) {                                        \
+        return apply_rope(x, positions, cos_sin, out, num_tokens, heads, dim, num_positions,      \
+                          rotated, threads);                                                      \
     }
 FOR_EACH_TYPE(APPLY_ROPE)
 
 #define QK_NORM_ROPE_STORE(T, name)                                                               \
-    void qk_norm_rope_store_##name(                                                               \
+    bool qk_norm_rope_store_##name(                                                               \
         const T* qkv, const T* q_weight, const T* k_weight, float eps, const int64_t* positions,  \
         const float* cos_sin, T* k, T* v, int64_t block_stride, int64_t token_stride,             \
         int64_t head_stride, int64_t block_size, const int64_t* slots, T* q, int64_t num_tokens,  \
-        int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t rotated, int threads) {           \
+        int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t num_slots, int64_t num_positions, \
+        int64_t rotated, int threads) {                                                           \
         Cache<T> keys{k, block_stride, token_stride, head_stride, block_size}, values = keys;     \
         values.data = v;                                                                          \
-        qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, cos_sin, keys, values, slots, \
-                           q, num_tokens, q_heads, kv_heads, dim, rotated, threads);              \
+        return qk_norm_rope_store(qkv, q_weight, k_weight, eps, positions, cos_sin, keys, values, \
+                                  slots, q, num_tokens, q_heads, kv_heads, dim, num_slots,        \
+                                  num_positions, rotated, threads);                               \
     }
 FOR_EACH_TYPE(QK_NORM_ROPE_STORE)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.calls import has_form, kernel
 from nv_kernels.cpp.library import library
 from nv_kernels.linear import definitions
 
@@ -142,14 +142,30 @@ def _product(
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
     """Multiply by the kernel into a dtype, x's by default; None if it does not take these."""
-    if weight.is_mkldnn or weight.dtype != x.dtype or not weight.is_contiguous():
+    if weight.is_mkldnn or weight.dim() not in {2, TILE_DIMS}:
+        return None
+    if weight.dtype != x.dtype or not weight.is_contiguous():
         return None
     dtype = dtype or x.dtype
     call = kernel(name_of(weight), x.dtype, dtype)
     if call is None:
         return None
-    num_outputs = weight.shape[0] * (16 if is_in_tiles(weight) else 1)
+    num_outputs, num_columns = sizes_of(weight)
+    if not fits(x, bias, num_outputs, num_columns):
+        return None
     return multiplied(call, x, weight.data_ptr(), num_outputs, bias=bias, dtype=dtype)
+
+
+def sizes_of(weight: torch.Tensor) -> tuple[int, int]:
+    """Return N and K of a weight, [N, K] or in tiles."""
+    outputs, columns = weight.shape[:2]
+    return (outputs * 16, columns * 32) if is_in_tiles(weight) else (outputs, columns)
+
+
+def fits(x: torch.Tensor, bias: torch.Tensor | None, num_outputs: int, num_columns: int) -> bool:
+    """Whether x is [T, K] for a weight [N, K], and a bias [N] in x's dtype."""
+    is_rows = x.dim() == 2 and x.shape[1] == num_columns
+    return is_rows and has_form(bias, (num_outputs,), x.dtype)
 
 
 def name_of(weight: torch.Tensor) -> str:
@@ -167,7 +183,7 @@ def multiplied(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Run a kernel: x [T, K] times the weight at an address -> [T, num_outputs]."""
-    x = x.contiguous()
+    x, bias = x.contiguous(), None if bias is None else bias.contiguous()
     out = x.new_empty(x.shape[0], num_outputs, dtype=dtype)
     at_bias = None if bias is None else bias.data_ptr()
     sizes = (*out.shape, x.shape[1], torch.get_num_threads())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.experts import fits, readable
 from nv_kernels.cpp.quantized_weight import QuantizedMatrix, matrix_of
 from nv_kernels.linear.experts.quantized import QuantizedExperts
 from nv_kernels.linear.quantized.grouped import Grouped
@@ -40,8 +41,11 @@ class CppQuantizedExperts(QuantizedExperts):
         """See `Experts.mix`. The sum over a token's experts is in the same call."""
         call = kernel("experts_quantized", x.dtype)
         biases = self.gate_up_bias, self.down_bias
-        if call is None or any(each is not None and each.dtype != x.dtype for each in biases):
+        if any(each is not None and each.dtype != x.dtype for each in biases):
             return super().mix(x, routing)
+        if call is None or not fits(x, routing, self.downs[0].shape[0]):
+            return super().mix(x, routing)
+        routing = readable(routing, x.dtype)
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         limit = math.inf if self.gate.limit is None else self.gate.limit
         call(

@@ -15,7 +15,8 @@ import torch
 
 from nv_kernels.cpp.adapted import CppAdapted
 from nv_kernels.cpp.calls import kernel
-from nv_kernels.cpp.weight import norm_call
+from nv_kernels.cpp.linear import fits
+from nv_kernels.cpp.weight import norm_call, takes
 from nv_kernels.linear.quantized.blocks import Blocks
 from nv_kernels.linear.quantized.fp8 import Fp8
 from nv_kernels.linear.quantized.grouped import Grouped
@@ -77,13 +78,15 @@ class CppQuantized(Weight):
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Weight.linear`."""
-        if kernel("linear_quantized", x.dtype, x.dtype) is None:
+        has_kernel = kernel("linear_quantized", x.dtype, x.dtype) is not None
+        if not has_kernel or not fits(x, bias, *self.record.shape):
             return self.plain.linear(x, bias)
         return self._multiply(x, bias, x.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Weight.logits`."""
-        if kernel("linear_quantized", hidden.dtype, torch.float32) is None:
+        has_kernel = kernel("linear_quantized", hidden.dtype, torch.float32) is not None
+        if not has_kernel or not fits(hidden, None, *self.record.shape):
             return self.plain.logits(hidden)
         return self._multiply(hidden, None, torch.float32)
 
@@ -92,7 +95,7 @@ class CppQuantized(Weight):
     ) -> tuple[torch.Tensor, Stream]:
         """See `Weight.norm_linear`."""
         call = kernel("norm_linear_quantized", stream.hidden.dtype)
-        if call is None or not self._takes(stream, norm):
+        if call is None or not self._takes(stream, norm, bias):
             return super().norm_linear(stream, norm, bias)
         return norm_call(call, self.matrix, self.matrix.num_outputs, stream, norm, bias=bias)
 
@@ -101,7 +104,7 @@ class CppQuantized(Weight):
     ) -> tuple[torch.Tensor, Stream]:
         """See `Weight.norm_gated_linear`."""
         call = kernel("norm_gated_linear_quantized", stream.hidden.dtype)
-        if call is None or not self._takes(stream, norm):
+        if call is None or not self._takes(stream, norm, bias) or self.matrix.num_outputs % 2:
             return super().norm_gated_linear(stream, norm, bias)
         width = self.matrix.num_outputs // 2
         return norm_call(call, self.matrix, width, stream, norm, bias=bias)
@@ -110,10 +113,8 @@ class CppQuantized(Weight):
         """See `Weight.adapted`."""
         return CppAdapted(self, lora, plan)
 
-    def _takes(self, stream: Stream, norm: Norm) -> bool:
-        hidden, pending, peers = stream
-        is_plain = peers is None and (pending is None or pending.dim() == 2)
-        return is_plain and hidden.dtype == norm.weight.dtype and self._order is None
+    def _takes(self, stream: Stream, norm: Norm, bias: torch.Tensor | None) -> bool:
+        return self._order is None and takes(self.matrix, stream, norm, bias)
 
     @property
     def _order(self) -> torch.Tensor | None:
@@ -124,6 +125,7 @@ class CppQuantized(Weight):
     ) -> torch.Tensor:
         call = kernel("linear_quantized", x.dtype, dtype)
         assert call is not None
+        bias = None if bias is None else bias.contiguous()
         x = x.contiguous() if self._order is None else x[:, self._order]
         out = x.new_empty(x.shape[0], self.matrix.num_outputs, dtype=dtype)  # [T, N]
         call(

@@ -11,21 +11,26 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.cache import rope as definitions
-from nv_kernels.cpp.calls import kernel
+from nv_kernels.cpp.calls import has_form, kernel
 
 if TYPE_CHECKING:
     from nv_kernels.cache.layout import KVCache
 
 
+INTEGERS = {torch.int32, torch.int64}
+
+
 def apply_rope(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
     """Rotate, bitwise as `qk_norm_rope_store` does; see `nv_kernels.reference.apply_rope`."""
     call = kernel("apply_rope", x.dtype)
-    if call is None:
+    fits = x.dim() == 3 and _takes(positions, cos_sin, x.shape[0], x.shape[2])
+    if call is None or not fits:
         return definitions.apply_rope.definition(x, positions, cos_sin)
-    x, positions = x.contiguous(), positions.long()
+    x, positions, cos_sin = x.contiguous(), positions.long().contiguous(), cos_sin.contiguous()
     out = torch.empty_like(x)
     inputs = (x.data_ptr(), positions.data_ptr(), cos_sin.data_ptr())
-    call(*inputs, out.data_ptr(), *x.shape, cos_sin.shape[1], torch.get_num_threads())
+    if not call(*inputs, out.data_ptr(), *x.shape, *cos_sin.shape, torch.get_num_threads()):
+        return definitions.apply_rope.definition(x, positions, cos_sin)  # it raises
     return out
 
 
@@ -42,22 +47,45 @@ def qk_norm_rope_store(  # noqa: PLR0917  the projection's own order
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Norm, rotate and store; see `nv_kernels.reference.qk_norm_rope_store`."""
+    define = definitions.qk_norm_rope_store.definition
+    given = (
+        *(qkv, q_weight, k_weight, eps, positions, cos_sin),
+        *(kv, slot_mapping, num_q_heads, dtype),
+    )
     call = kernel("qk_norm_rope_store", qkv.dtype)
     num_kv_heads, dim = kv.k.shape[2:]
     weights = [weight for weight in (q_weight, k_weight) if weight is not None]
-    dtypes = {qkv.dtype, kv.k.dtype, *(weight.dtype for weight in weights)}
-    if call is None or len(dtypes) > 1 or qkv.dim() != 2 or kv.k_scale != 1.0:
-        return definitions.qk_norm_rope_store.definition(
-            qkv, q_weight, k_weight, eps, positions, cos_sin, kv, slot_mapping, num_q_heads, dtype
-        )
-    qkv, positions, slots = qkv.contiguous(), positions.long(), slot_mapping.long()
-    q = qkv.new_empty(qkv.shape[0], num_q_heads, dim)
-    at_weights = [None if weight is None else weight.data_ptr() for weight in (q_weight, k_weight)]
-    call(
-        *(qkv.data_ptr(), *at_weights, eps, positions.data_ptr()),
-        None if cos_sin is None else cos_sin.data_ptr(),
-        *(*kv.arguments, slots.data_ptr(), q.data_ptr()),
-        *(qkv.shape[0], num_q_heads, num_kv_heads, dim),
-        *(0 if cos_sin is None else cos_sin.shape[1], torch.get_num_threads()),
+    width = (num_q_heads + 2 * num_kv_heads) * dim
+    fits = (
+        has_form(qkv, (len(qkv), width), kv.k.dtype)
+        and kv.v.dtype == kv.k.dtype
+        and all(has_form(weight, (dim,), qkv.dtype) for weight in weights)
+        and len(weights) != 1
+        and _takes(positions, cos_sin, len(qkv), dim)
+        and slot_mapping.shape == positions.shape
     )
-    return q
+    if call is None or not fits or kv.k_scale != 1.0:
+        return define(*given)
+    q = qkv.new_empty(len(qkv), num_q_heads, dim)
+    tensors = (qkv, q_weight, k_weight, positions.long(), cos_sin, slot_mapping.long(), q)
+    held = [None if each is None else each.contiguous() for each in tensors]
+    at = [None if each is None else each.data_ptr() for each in held]
+    is_done = call(
+        *(*at[:3], eps, *at[3:5], *kv.arguments, *at[5:]),
+        *(len(qkv), num_q_heads, num_kv_heads, dim, kv.k.shape[0] * kv.k.shape[1]),
+        *((0, 0) if cos_sin is None else cos_sin.shape),
+        torch.get_num_threads(),
+    )
+    return q if is_done else define(*given)  # it raises
+
+
+def _takes(
+    positions: torch.Tensor, cos_sin: torch.Tensor | None, num_tokens: int, dim: int
+) -> bool:
+    """Whether the kernels can read T positions and a table for heads of D elements."""
+    if positions.shape != (num_tokens,) or positions.dtype not in INTEGERS:
+        return False
+    if cos_sin is None:
+        return True
+    is_table = cos_sin.dim() == 2 and cos_sin.dtype == torch.float32
+    return is_table and cos_sin.shape[1] <= dim and cos_sin.shape[1] % 2 == 0

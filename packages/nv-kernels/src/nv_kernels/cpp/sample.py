@@ -22,7 +22,7 @@ def sample(logits: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
         logits = logits.contiguous()
     rows, width = logits.shape
     ids = logits.new_empty(rows, dtype=torch.int64)  # [R]
-    num_ids = width if sampling.num_ids is None else sampling.num_ids
+    num_ids = width if sampling.num_ids is None else min(width, sampling.num_ids)
     sizes = (rows, logits.stride(0), num_ids)
     call(logits.data_ptr(), ids.data_ptr(), *sizes, torch.get_num_threads())
     return ids

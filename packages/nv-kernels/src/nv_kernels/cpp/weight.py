@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from nv_kernels.cpp.adapted import CppAdapted
-from nv_kernels.cpp.calls import kernel
-from nv_kernels.cpp.linear import is_in_tiles, multiplied, name_of, pack_weight
+from nv_kernels.cpp.calls import has_form, kernel
+from nv_kernels.cpp.linear import (
+    fits,
+    is_in_tiles,
+    multiplied,
+    name_of,
+    pack_weight,
+    sizes_of,
+)
 from nv_kernels.linear.stream import Stream
 from nv_kernels.linear.weight import BatchInvariantDense, Dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from nv_kernels.cpp.quantized_weight import QuantizedMatrix
     from nv_kernels.linear.lora.plan import LoraPlan
     from nv_kernels.linear.lora.weight import LoraWeights
     from nv_kernels.linear.stream import Norm
@@ -68,16 +76,13 @@ class CppDense(Dense):
             return None
         if dtype != torch.float32 and not in_tiles:
             return None
-        rows, columns = values.shape[:2]
-        if in_tiles:
-            rows, columns = rows * 16, columns * 32
-        matrix = Matrix(values.data_ptr(), rows, columns, in_tiles)
+        matrix = Matrix(values.data_ptr(), *sizes_of(values), in_tiles)
         return cls(values, matrix, linear_call, normed_call, gated_call)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Weight.linear`."""
         dtype, by = self.values.dtype, self.matrix
-        if x.dtype != dtype:
+        if x.dtype != dtype or not fits(x, bias, by.num_outputs, by.num_columns):
             return super().linear(x, bias)
         return multiplied(self.linear_call, x, by.values, by.num_outputs, bias=bias, dtype=dtype)
 
@@ -85,7 +90,7 @@ class CppDense(Dense):
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
         """See `Weight.norm_linear`."""
-        if not self._takes(stream, norm):
+        if not self._takes(stream, norm, bias):
             return super().norm_linear(stream, norm, bias)
         call, width = self.norm_linear_call, self.matrix.num_outputs
         return norm_call(call, self.matrix, width, stream, norm, bias=bias)
@@ -94,7 +99,7 @@ class CppDense(Dense):
         self, stream: Stream, norm: Norm, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Stream]:
         """See `Weight.norm_gated_linear`."""
-        if not self._takes(stream, norm):
+        if not self._takes(stream, norm, bias) or self.matrix.num_outputs % 2:
             return super().norm_gated_linear(stream, norm, bias)
         width = self.matrix.num_outputs // 2
         return norm_call(self.norm_gated_linear_call, self.matrix, width, stream, norm, bias=bias)
@@ -103,10 +108,19 @@ class CppDense(Dense):
         """See `Weight.adapted`."""
         return CppAdapted(self, lora, plan)
 
-    def _takes(self, stream: Stream, norm: Norm) -> bool:
-        hidden, pending, peers = stream
-        is_plain = peers is None and (pending is None or pending.dim() == 2)
-        return is_plain and hidden.dtype == norm.weight.dtype == self.values.dtype
+    def _takes(self, stream: Stream, norm: Norm, bias: torch.Tensor | None) -> bool:
+        has_dtype = stream.hidden.dtype == self.values.dtype
+        return has_dtype and takes(self.matrix, stream, norm, bias)
+
+
+def takes(
+    matrix: Matrix | QuantizedMatrix, stream: Stream, norm: Norm, bias: torch.Tensor | None
+) -> bool:
+    """Whether `norm_call` can read a stream, a norm and a bias for this weight."""
+    hidden, pending, peers = stream
+    is_plain = peers is None and has_form(pending, hidden.shape, hidden.dtype)
+    has_norm = has_form(norm.weight, (matrix.num_columns,), hidden.dtype)
+    return is_plain and has_norm and fits(hidden, bias, matrix.num_outputs, matrix.num_columns)
 
 
 def norm_call(
@@ -125,9 +139,10 @@ def norm_call(
         x, residual = stream.pending.contiguous(), x
         total, at_residual = torch.empty_like(x), residual.data_ptr()
     out = x.new_empty(x.shape[0], width)
+    bias, norm_weight = None if bias is None else bias.contiguous(), norm.weight.contiguous()
     call(
         *(ctypes.addressof(matrix), None if bias is None else bias.data_ptr()),
-        *(x.data_ptr(), at_residual, norm.weight.data_ptr(), norm.eps),
+        *(x.data_ptr(), at_residual, norm_weight.data_ptr(), norm.eps),
         *(total.data_ptr(), out.data_ptr(), x.shape[0], torch.get_num_threads()),
     )
     return out, Stream(total)
