@@ -223,3 +223,29 @@ def test_experts_mix_tokens_of_their_width_by_any_routing():
             strict=True,
         ):
             torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 32), (3, 4, 16), (3, 2, 32), (12, 32)])
+def test_attention_takes_the_shape_that_it_was_built_for(shape):
+    attention = nk.attention_backend(
+        "cpu",
+        device="cpu",
+        dtype=FP32,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        block_size=16,
+    )
+    kv = attention.kv_layout(2, FP32).allocate("cpu")
+    step = nk.AttentionMetadata(
+        query_start=torch.tensor([0, 3], dtype=torch.int32),
+        context_lens=torch.tensor([3], dtype=torch.int32),
+        block_tables=torch.tensor([[1]], dtype=torch.int32),
+        max_query_len=3,
+        max_context_len=3,
+        num_decodes=0,
+    )
+    given = (kv, step, attention.plan(step)[None], nk.AttentionSpec(32**-0.5))
+    assert attention.attend(draw(3, 4, 32), *given).shape == (3, 4, 32)
+    with pytest.raises(ValueError, match=r"must be \[T, 4, 32\]"):
+        attention.attend(draw(*shape), *given)

@@ -114,10 +114,14 @@ class CPUAttention:
 
         Returns:
             [T, Hq, D] in q's dtype; rows without keys are 0.
+
+        Raises:
+            ValueError: queries, cache or sinks are not of the shape that it was built for.
         """
         call = kernel("attention", q.dtype, kv.k.dtype)
         assert call is not None, f"no kernel for {q.dtype} over {kv.k.dtype}"
         assert spec.sinks == (sinks is not None)
+        self._check(q, kv, sinks)
         logits = None if sinks is None else sinks.float().contiguous()  # [Hq]
         q = q.contiguous()
         out = torch.empty_like(q)
@@ -130,3 +134,16 @@ class CPUAttention:
             torch.get_num_threads(),
         )
         return out
+
+    def _check(self, q: torch.Tensor, kv: KVCache, sinks: torch.Tensor | None) -> None:
+        """Raise ValueError for shapes of which the kernel would read other memory."""
+        dim, kv_heads = self.shape.head_dim, self.shape.num_kv_heads
+        heads = self.shape.num_q_heads
+        is_cache = kv.k.shape[2:] == (kv_heads, dim) and kv.v.shape == kv.k.shape
+        is_query = q.dim() == 3 and q.shape[1:] == (heads, dim)
+        if not is_cache or not is_query or (sinks is not None and sinks.shape != (heads,)):
+            raise ValueError(
+                f"attention backend '{self.name}': q is {list(q.shape)} and the cache's k is "
+                f"{list(kv.k.shape)}: they must be [T, {heads}, {dim}] and [blocks, block_size, "
+                f"{kv_heads}, {dim}], with sinks [{heads}] if there are any"
+            )
