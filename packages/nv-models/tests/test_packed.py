@@ -8,7 +8,7 @@ import nv_kernels as nk
 import pytest
 import torch
 from nv_kernels.linear.weight import Dense
-from nv_models import TensorParallel, load_model, plan_model
+from nv_models import TensorParallel, describe, load_model, plan_model
 from nv_models.layers.linear import Linear
 from safetensors.torch import load_file, save_file
 
@@ -336,3 +336,33 @@ def test_rows_of_fused_and_of_rotated_matrices(
     logits = paged_runner(load_model(folder, dtype="float32")).step(PROMPT)
     wanted = paged_runner(load_model(dense, dtype="float32")).step(PROMPT)
     assert (logits - wanted).norm() < 1e-5 * wanted.norm()
+
+
+@pytest.fixture
+def packed_head(packed, float_checkpoint, tmp_path):
+    """A GPTQ checkpoint whose lm_head is quantized too, and that has one for labels as well."""
+    packer = packed.Packer("gptq")
+    config = packer.config() | {"lm_head": True}
+    ends = {PROJ: packer, "lm_head": packer}
+    packed.write_packed(tmp_path / "m", float_checkpoint, ends, config)
+    tokenizer = {"model": {"vocab": {"no": 5, "yes": 6}}}
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    tensors = load_file(tmp_path / "m" / "model.safetensors")
+    tensors["score.weight"] = torch.ones(2, 128)
+    save_file(tensors, tmp_path / "m" / "model.safetensors")
+    return tmp_path / "m"
+
+
+@pytest.mark.parametrize("kind", ["embed", "classify"])
+def test_a_model_that_pools_does_not_read_a_quantized_head(packed_head, kind):
+    pooler = describe(packed_head, runner="pooling", convert=kind).pooler
+    assert pooler.kind == kind
+    assert load_model(packed_head, pooler=pooler).lm_head is None
+
+
+def test_labels_of_a_quantized_head_are_refused_with_the_fix(packed_head):
+    fields = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    asked = {"convert": "classify", "hf_overrides": fields}
+    pooler = describe(packed_head, runner="pooling", **asked).pooler
+    with pytest.raises(ValueError, match=r"lm_head is quantized, .* whose lm_head is in floats$"):
+        plan_model(packed_head, pooler=pooler, hf_overrides=fields)

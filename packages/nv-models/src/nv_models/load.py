@@ -19,7 +19,7 @@ from nv_models.architectures import ARCHITECTURES, model_class
 from nv_models.causal import CausalLM
 from nv_models.checkpoint import Checkpoint
 from nv_models.checkpoint.gguf import require_extra
-from nv_models.checkpoint.joined import SCORE, JoinedCheckpoint
+from nv_models.checkpoint.joined import HEAD, SCORE, JoinedCheckpoint
 from nv_models.checkpoint.mxfp4 import MXFP4Checkpoint, is_packed
 from nv_models.checkpoint.pytorch import PyTorchCheckpoint
 from nv_models.checkpoint.safetensors import SafetensorsCheckpoint
@@ -220,13 +220,29 @@ def load_model(path: str | Path, **options: Any) -> CausalLM:  # noqa: ANN401
 def joined(body: Checkpoint, pooler: PoolerConfig | None) -> JoinedCheckpoint:
     """The model's own files, and those of a pooler's Dense layers.
 
-    A classifier that is loaded for embeddings has a head that nothing reads.
+    Nothing reads the head of a classifier that is loaded for embeddings, or a head for tokens whose
+    rows are no labels: it may be quantized.
     """
     dense = pooler.dense if pooler else ()
     folders = {DENSE.format(index): layer.folder for index, layer in enumerate(dense)}
     parts = {name: open_checkpoint(folder, "auto") for name, folder in folders.items()}
-    unused = (SCORE,) if pooler and pooler.kind == "embed" else ()
+    unused: tuple[str, ...] = ()
+    if pooler is not None:
+        reads_head = bool(pooler.label_tokens) and pooler.label_source.startswith(HEAD)
+        if reads_head:
+            refuse_quantized_head(body, pooler.label_source)
+        unused = () if reads_head else (HEAD,)
+        unused += (SCORE,) if pooler.kind == "embed" else ()
     return JoinedCheckpoint(body, parts, unused)
+
+
+def refuse_quantized_head(body: Checkpoint, source: str) -> None:
+    """Raise ValueError where the rows of labels' tokens would be cut from codes."""
+    if source not in body.shapes and any(name.startswith(HEAD) for name in body.shapes):
+        raise ValueError(
+            f"{body.place}: lm_head is quantized, and the rows of classifier_from_token are read "
+            "from one in floats only: use a checkpoint whose lm_head is in floats"
+        )
 
 
 def open_checkpoint(folder: Path, load_format: str) -> Checkpoint:

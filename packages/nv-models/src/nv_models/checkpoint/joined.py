@@ -12,8 +12,9 @@ import torch
 from nv_models.checkpoint import Checkpoint
 
 BODY = "model."
+HEAD = "lm_head."
 SCORE = "score."
-HEADS = ("lm_head.", SCORE)
+HEADS = (HEAD, SCORE)
 
 
 class JoinedCheckpoint:
