@@ -221,7 +221,7 @@ def joined(body: Checkpoint, pooler: PoolerConfig | None) -> JoinedCheckpoint:
     """The model's own files, and those of a pooler's Dense layers.
 
     Nothing reads the head of a classifier that is loaded for embeddings, or a head for tokens whose
-    rows are no labels: it may be quantized.
+    rows do not stand for labels: it may be quantized.
     """
     dense = pooler.dense if pooler else ()
     folders = {DENSE.format(index): layer.folder for index, layer in enumerate(dense)}
