@@ -77,21 +77,22 @@ class Attention(Layer):
         """The stream before attention -> after it; `kv` then holds this step's keys and values."""
         # [T, (Hq + 2 Hkv) D], or its partials
         qkv, stream = self._projected(stream, norm, context.lora)
-        projection = nk.Projection(
+        q = nk.qk_norm_rope_store(
             qkv,
             self.q_norm.weight if isinstance(self.q_norm, RMSNorm) else None,
             self.k_norm.weight if isinstance(self.k_norm, RMSNorm) else None,
             self.eps,
             context.positions,
             cos_sin,
+            kv,
             context.slot_mapping,
             len(self.q_heads),
             stream.hidden.dtype,
-        )
-        plan = context.plans[self.spec.window]
-        attended = nk.attend_projection(
-            context.backend, projection, kv, context.attention, plan, self.spec, sinks=self.sinks
         )  # [T, Hq, D]
+        plan = context.plans[self.spec.window]
+        attended = context.backend.attend(
+            q, kv, context.attention, plan, self.spec, sinks=self.sinks
+        )
         return self.o_proj(attended.flatten(1), stream, context.lora)
 
     def _projected(

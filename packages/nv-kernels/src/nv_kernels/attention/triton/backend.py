@@ -19,20 +19,18 @@ import torch
 from nv_kernels.attention.triton import settings
 from nv_kernels.attention.triton.decode import decode_attention_kernel
 from nv_kernels.attention.triton.layout import card_layout
-from nv_kernels.attention.triton.plan import Buffers, DecodePart, TritonPlan, plan_prefill
+from nv_kernels.attention.triton.plan import Buffers, TritonPlan, plan_decode, plan_prefill
 from nv_kernels.attention.triton.prefill import prefill_attention_kernel
 from nv_kernels.attention.triton.scores import score_scale
 from nv_kernels.attention.triton.widen import widen_kv
 from nv_kernels.launch.card import converts_fp8, is_hopper, num_multiprocessors
 from nv_kernels.launch.dependent import dependent_launch
-from nv_kernels.launch.gluon import gluon_module
 from nv_kernels.launch.sizes import cdiv, next_power_of_2
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from nv_kernels.attention.metadata import AttentionMetadata, AttentionShape, AttentionSpec
-    from nv_kernels.attention.projection import Projection
     from nv_kernels.attention.triton.plan import DecodePlan, PrefillPlan
     from nv_kernels.cache.layout import KVCache, KVLayout
 
@@ -98,13 +96,10 @@ class TritonAttention:
         shape, buffers = self.shape, self.buffers
         effective = {window: effective_window(metadata, window) for window in windows}
         decodes = {
-            window: DecodePart(shape, buffers, metadata, window)
+            window: plan_decode(shape, buffers, metadata, window)
             for window in dict.fromkeys(effective.values())
             if metadata.num_decodes > 0
         }
-        if not self._may_attend_one(metadata):
-            for part in decodes.values():
-                part.plan  # noqa: B018  before the first layer
         chunks = metadata.num_decodes < metadata.context_lens.shape[0]
         prefill = plan_prefill(shape, buffers, metadata) if chunks else None
         return {
@@ -150,41 +145,6 @@ class TritonAttention:
         elif q.shape[0] > metadata.num_decodes:
             out[metadata.num_decodes :].zero_()
         return out
-
-    def attend_projection(
-        self,
-        projection: Projection,
-        kv: KVCache,
-        metadata: AttentionMetadata,
-        plan: TritonPlan,
-        spec: AttentionSpec,
-        *,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
-        """Norm, rotate, store and attend in one launch; None: the kernel does not fit.
-
-        Arguments as in `nv_kernels.attention.projection.attend_projection`.
-        """
-        is_one = projection.qkv.shape[-2] == 1 and self._may_attend_one(metadata)
-        if not is_one or plan.window is not None:
-            return None
-        module = gluon_module("attention.triton.projected")
-        if module is None or not module.projection_fits(
-            projection, kv, spec, metadata.block_tables
-        ):
-            return None
-        del sinks  # `projection_fits` refuses them
-        attended: torch.Tensor = module.attend_one(projection, kv, metadata, spec, self.buffers)
-        return attended
-
-    def _may_attend_one(self, metadata: AttentionMetadata) -> bool:
-        """Whether a layer of the step may attend from its projection: one short row, on Hopper."""
-        return (
-            metadata.num_decodes == metadata.context_lens.shape[0] == 1
-            and metadata.max_context_len <= settings.PROJECTED_CONTEXT
-            and is_hopper(metadata.context_lens)
-            and gluon_module("attention.triton.projected") is not None
-        )
 
     def _decode(
         self,

@@ -7,7 +7,6 @@ host.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,42 +60,19 @@ class PrefillPlan:
 
 
 @dataclass(frozen=True)
-class DecodePart:
-    """The arguments of `plan_decode`, and its result, made when it is first asked for.
-
-    A step whose layers all attend from the projection of one token needs none.
-    """
-
-    shape: AttentionShape
-    buffers: Buffers
-    metadata: AttentionMetadata
-    window: int | None
-
-    @cached_property
-    def plan(self) -> DecodePlan:
-        """The pieces, on the device."""
-        return plan_decode(self.shape, self.buffers, self.metadata, self.window)
-
-
-@dataclass(frozen=True)
 class TritonPlan:
     """The plan of a step.
 
     Attributes:
-        decode_part: of the decode rows; None if there are none.
+        decode: of the decode rows; None if there are none.
         prefill: of the chunk rows; None if there are none.
         window: keys that a query reads at most; None: all, also where no context of the step can be
             longer than the layers' window.
     """
 
-    decode_part: DecodePart | None
+    decode: DecodePlan | None
     prefill: PrefillPlan | None
     window: int | None
-
-    @property
-    def decode(self) -> DecodePlan | None:
-        """Of the decode rows, made by the first layer that needs it; None if there are none."""
-        return None if self.decode_part is None else self.decode_part.plan
 
 
 @dataclass(frozen=True)

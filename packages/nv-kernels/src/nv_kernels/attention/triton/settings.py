@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 HEAD_DIMS = (64, 80, 96, 128, 256)
 MAX_GROUP = 16
 PREFILL_ROWS = 128  # rows of a query tile: tokens times the group's heads
-PROJECTED_CONTEXT = 0  # longest context for `projected`: none before its tests ran on a card
 SPLIT_PIECES = 4096  # pieces that a large step may have beyond one per (row, head)
 
 

@@ -41,46 +41,6 @@ def times(x, y):
 
 
 @gluon.jit
-def plus(x, y):
-    """Add words, each sum rounded to bf16."""
-    return gl.inline_asm_elementwise(
-        "add.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def minus(x, y):
-    """Subtract words, each difference rounded to bf16."""
-    return gl.inline_asm_elementwise(
-        "sub.rn.bf16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def pack(low, high):
-    """Round two fp32 to the halves of a word."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [high, low], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def low_halves(x, y):
-    """Join the low halves of two words."""
-    return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, 0x5410;", "=r,r,r", [x, y], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
-def high_halves(x, y):
-    """Join the high halves of two words."""
-    return gl.inline_asm_elementwise(
-        "prmt.b32 $0, $1, $2, 0x7632;", "=r,r,r", [x, y], dtype=gl.int32, is_pure=True, pack=1
-    )
-
-
-@gluon.jit
 def low_half(word):
     """Return a word's low half in fp32."""
     return (word << 16).to(gl.float32, bitcast=True)
@@ -104,18 +64,6 @@ def four(values, layout: gl.constexpr):
         gl.convert_layout(c, layout, assert_trivial=True),
         gl.convert_layout(d, layout, assert_trivial=True),
     )
-
-
-@gluon.jit
-def stack(values, COUNT: gl.constexpr):
-    """Join the tensors of a tuple, in their order, along new last dimensions of 2 each."""
-    if COUNT == 1:
-        return values[0]
-    else:
-        pairs = ()
-        for each in gl.static_range(COUNT // 2):
-            pairs = pairs + (gl.join(values[each], values[each + COUNT // 2]),)
-        return stack(pairs, COUNT // 2)
 
 
 @constexpr_function

@@ -6,8 +6,8 @@ tokens; each has 64 rows of the weight, on wgmma's 64-row side. So a program's t
 all of a step's tokens, and one wave of programs covers the card.
 
 Gate and up rows lie eight by eight in turn in shared memory. Then a thread has the gate and the up
-of the same feature, and gates in registers. Results of 16 bits pass through the group's own part
-of the weight's ring, which is no longer read, and leave by the bulk copy engine.
+of the same feature, and gates in registers. A group puts results of 16 bits into its own part of
+the weight's ring, which is free by then. Bulk copies bring them to memory.
 
 Written in Gluon, which is experimental: import this module only with `gluon_module`. `tuned`
 decides when to use it.

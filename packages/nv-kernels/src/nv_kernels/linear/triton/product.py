@@ -5,13 +5,14 @@ Owns the choice at call time (card, dtype, alignment). `tuned` has the settings.
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn import functional
 
 from nv_kernels.elementwise.triton_gate import silu_and_mul
-from nv_kernels.launch import gluon
 from nv_kernels.launch.card import is_hopper
 from nv_kernels.linear.lora.triton_expand import MOST_PARTS
 from nv_kernels.linear.triton.dot import dot
@@ -157,9 +158,13 @@ def library_product(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -
     return torch.mm(x, weight.t(), out_dtype=dtype)
 
 
+@cache
 def gluon_module(name: str) -> ModuleType | None:
-    """Import a module of this folder with a Gluon kernel; None if Gluon has another version."""
-    return gluon.gluon_module(f"linear.triton.{name}")
+    """Import a module with a Gluon kernel; None if this Triton has another version of Gluon."""
+    try:
+        return importlib.import_module(f"nv_kernels.linear.triton.{name}")
+    except ImportError:
+        return None
 
 
 def one_launch(
